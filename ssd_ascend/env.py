@@ -1,0 +1,114 @@
+"""The only reader of os.environ: one typed accessor per variable, read when asked, never at import.
+
+The command lines use these as defaults (a flag beats the environment, the environment beats a preset); `doctor` and
+the documentation print `VARIABLES`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ssd_ascend.errors import ConfigError
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One environment variable: what it means, what holds when it is unset, and whether its value is a secret."""
+
+    name: str
+    meaning: str
+    default: str
+    secret: bool = False
+
+
+VARIABLES: tuple[Variable, ...] = (
+    Variable("SSD_DEVICE", "device type to serve on: cpu, cuda or npu", "the best device found"),
+    Variable("SSD_TARGET_MODEL", "target model when --model is not given", "none"),
+    Variable("SSD_DRAFT_MODEL", "draft model or EAGLE-3 head when --draft is not given", "none"),
+    Variable("SSD_HF_CACHE", "folder holding Hugging Face hub downloads", "the hub's own default"),
+    Variable("SSD_DATASET_DIR", "folder holding the benchmark datasets", "none"),
+    Variable("SSD_LOG_LEVEL", f"one of {', '.join(LOG_LEVELS)}", "INFO"),
+    Variable("SSD_API_KEY", "key clients must send when --api-key is not given", "none", secret=True),
+    Variable("SSD_NPU_EMULATOR", "1 to run the NPU backend on its CPU emulator", "0"),
+)
+
+
+def _text(name: str) -> str | None:
+    """The stripped value of a variable, or None when it is unset or empty."""
+    value = os.environ.get(name, "").strip()
+    return value or None
+
+
+def _path(name: str) -> Path | None:
+    value = _text(name)
+    return Path(value).expanduser() if value else None
+
+
+def _flag(name: str) -> bool:
+    value = (_text(name) or "0").lower()
+    if value in _TRUE:
+        return True
+    if value in _FALSE:
+        return False
+    raise ConfigError(f"{name}={value!r} is not a switch", remedy="use 1 or 0")
+
+
+def device() -> str | None:
+    """SSD_DEVICE: the device type to serve on."""
+    value = _text("SSD_DEVICE")
+    return value.lower() if value else None
+
+
+def target_model() -> str | None:
+    """SSD_TARGET_MODEL: what --model means when it is not given."""
+    return _text("SSD_TARGET_MODEL")
+
+
+def draft_model() -> str | None:
+    """SSD_DRAFT_MODEL: what --draft means when it is not given."""
+    return _text("SSD_DRAFT_MODEL")
+
+
+def hf_cache() -> Path | None:
+    """SSD_HF_CACHE: folder holding Hugging Face hub downloads."""
+    return _path("SSD_HF_CACHE")
+
+
+def dataset_dir() -> Path | None:
+    """SSD_DATASET_DIR: folder holding the benchmark datasets."""
+    return _path("SSD_DATASET_DIR")
+
+
+def log_level() -> str:
+    """SSD_LOG_LEVEL, upper case; raises ConfigError on a level that does not exist."""
+    value = (_text("SSD_LOG_LEVEL") or "INFO").upper()
+    if value not in LOG_LEVELS:
+        raise ConfigError(f"SSD_LOG_LEVEL={value!r} is not a log level", remedy=f"use one of {', '.join(LOG_LEVELS)}")
+    return value
+
+
+def api_key() -> str | None:
+    """SSD_API_KEY: the key clients must send."""
+    return _text("SSD_API_KEY")
+
+
+def npu_emulator() -> bool:
+    """SSD_NPU_EMULATOR: whether the NPU backend runs on its CPU emulator."""
+    return _flag("SSD_NPU_EMULATOR")
+
+
+def is_set(name: str) -> bool:
+    """Whether a variable of `VARIABLES` has a value, without revealing it (secrets stay out of reports)."""
+    return _text(name) is not None
+
+
+def report() -> dict[str, str]:
+    """Every variable that is set, with secrets masked; for `doctor` and start-up logs."""
+    found = {variable: _text(variable.name) for variable in VARIABLES}
+    return {v.name: "(set)" if v.secret else value for v, value in found.items() if value is not None}

@@ -1,0 +1,66 @@
+"""The errors users see. Every room raises these; the doors (serve, generate, ...) turn them into one clear sentence.
+
+An error carries the offending value, the reason, and, where there is one, the remedy.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SsdError(Exception):
+    """Base of every error this project raises on purpose; `remedy` says what the reader can do about it."""
+
+    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message)  # only positional arguments: keeps the error picklable across processes
+        self.remedy = remedy
+
+    @property
+    def message(self) -> str:
+        """The reason without the remedy."""
+        return str(self.args[0]) if self.args else ""
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.remedy})" if self.remedy else self.message
+
+
+class ConfigError(SsdError):
+    """A setting, file or machine that cannot work; raised before any request is served."""
+
+
+class RequestError(SsdError):
+    """A request that cannot be served; the server answers 400 and names `param`, and the next request works."""
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, remedy: str | None = None
+    ) -> None:
+        super().__init__(message, remedy=remedy)
+        self.param = param
+        self.code = code
+
+
+class WorkerError(SsdError):
+    """Another process of ours failed or died: a rank of the target, or a draft worker."""
+
+
+class TransportError(WorkerError):
+    """The line between target and speculator broke or timed out; the target goes on without a speculator."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name a misspelt `name` most likely meant, or None when nothing is close."""
+    matches = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str], *, where: str = "") -> ConfigError:
+    """Build the error for a name outside `known`: it lists what is known and names the nearest."""
+    names = sorted(known)
+    guess = nearest(name, names)
+    listed = ", ".join(names) if names else "none"
+    place = f" in {where}" if where else ""
+    return ConfigError(
+        f"unknown {kind} {name!r}{place}; known: {listed}",
+        remedy=f"did you mean {guess!r}?" if guess else None,
+    )
