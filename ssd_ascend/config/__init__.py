@@ -1,1 +1,1 @@
-"""Frozen, strict dataclasses: all that can be chosen, and nothing that is derived twice. Torch-free at import."""
+"""Frozen, strict configuration. Our own files are strict; foreign ones (`config.json`) are read leniently."""

@@ -1,0 +1,207 @@
+"""The device seam. Everything above `backends/` names only this module; concrete backends arrive through the registry.
+
+Shaped by the hardest device: the NPU's attention takes sequence lengths as host integers, freezes them into a captured
+graph, and must have them re-issued before each replay (`AttentionBackend.replan`). On other devices that is a no-op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+
+from ssd_ascend.core.attention import AttentionMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a device can do. Code above asks these; it never asks which backend it is on.
+
+    graphs: captured graphs are available. tree_mask: attention honours `AttentionMetadata.tree_mask`.
+    device_lengths: attention reads lengths from device tensors, so a step can be prepared without the host.
+    peer_transfer: device tensors can be sent to another process directly. block_sizes: legal KV block sizes, the
+    preferred one first. dtypes: serving dtypes, the preferred one first. max_verify_tokens: most query tokens of one
+    row in a verify batch (lookahead + 1), None when unlimited. row_invariant: a token's logits are bitwise the same
+    whatever the number of rows beside it.
+    """
+
+    graphs: bool
+    tree_mask: bool
+    device_lengths: bool
+    peer_transfer: bool
+    block_sizes: tuple[int, ...]
+    dtypes: tuple[torch.dtype, ...]
+    max_verify_tokens: int | None
+    row_invariant: bool
+
+
+class AttentionSpec(NamedTuple):
+    """The shape of one model's attention on one rank (heads after tensor-parallel division)."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+    scale: float
+
+
+class Memory(NamedTuple):
+    """Bytes."""
+
+    free: int
+    total: int
+
+
+Linear = Callable[[torch.Tensor], torch.Tensor]
+"""A weight made ready for the device: maps [T, in] to [T, out]."""
+
+
+@runtime_checkable
+class Ops(Protocol):
+    """The small operators a model is made of. `backends/cpu/ops.py` is the reference for each.
+
+    T is the number of packed tokens. Every op returns its result; the ones that say "in place" may also overwrite.
+    """
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """Prepare weight [out, in] (and bias [out]) once, at load; the caller drops its own reference to them."""
+        ...
+
+    def embedding(self, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of weight [V, H] for ids int64 [T] -> [T, H]."""
+        ...
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """RMSNorm over the last dimension in float32, result in x.dtype. x: [..., H]."""
+        ...
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """s = x + residual; returns (rms_norm(s), s). `residual` may be overwritten with s."""
+        ...
+
+    def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, 2*I] -> silu(first half) * second half, [T, I]."""
+        ...
+
+    def rotary(
+        self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotate halves (NeoX style). q: [T, Hq, D]; k: [T, Hkv, D]; cos_sin: float32 [P, rotary_dim] (cos | sin).
+
+        Dimensions beyond rotary_dim pass through. May work in place.
+        """
+        ...
+
+
+@runtime_checkable
+class AttentionBackend(Protocol):
+    """Paged attention of one model on one device."""
+
+    def kv_shape(self, num_blocks: int) -> tuple[int, ...]:
+        """Shape of one layer's KV tensor (keys and values together), so that the cache can be allocated as one."""
+        ...
+
+    def plan(self, meta: AttentionMetadata) -> None:
+        """Prepare for a step's layers; called once per forward, outside any captured graph."""
+        ...
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata, layer: int
+    ) -> torch.Tensor:
+        """Store k, v [T, Hkv, D] at meta.slot_mapping in `kv`, then attend with q [T, Hq, D] -> [T, Hq * D]."""
+        ...
+
+    def replan(self, meta: AttentionMetadata, bucket: int) -> None:
+        """Re-issue host-side arguments to the graph captured for `bucket` tokens, around its replay."""
+        ...
+
+
+class Graph(Protocol):
+    """A captured forward."""
+
+    def replay(self) -> None:
+        """Run it again over the same addresses."""
+        ...
+
+
+class GraphCapture(Protocol):
+    """Captures callables into graphs that share one memory pool."""
+
+    def capture(self, fn: Callable[[], None]) -> Graph:
+        """Warm `fn` up, then record it."""
+        ...
+
+
+class Collectives(Protocol):
+    """The ranks of one model."""
+
+    rank: int
+    size: int
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum over ranks; may work in place."""
+        ...
+
+    def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        """Concatenate the ranks' tensors along `dim`."""
+        ...
+
+    def broadcast(self, x: torch.Tensor, src: int = 0) -> torch.Tensor:
+        """Rank `src`'s tensor on every rank; works in place elsewhere."""
+        ...
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        ...
+
+
+class Backend(Protocol):
+    """One kind of device."""
+
+    name: str
+    """Registry key and flag value."""
+    device_type: str
+    """What torch.device() takes."""
+    collective: str
+    """torch.distributed's backend name."""
+    capabilities: Capabilities
+    ops: Ops
+
+    def device(self, index: int) -> torch.device:
+        """The index-th device; makes it current where the runtime has such a notion."""
+        ...
+
+    def describe(self, device: torch.device) -> str:
+        """Human-readable name for banners and result files; says "(emulated)" where it is."""
+        ...
+
+    def memory(self, device: torch.device) -> Memory:
+        """Free and total bytes."""
+        ...
+
+    def attention(self, spec: AttentionSpec, device: torch.device) -> AttentionBackend:
+        """The attention of one model."""
+        ...
+
+    def graphs(self, device: torch.device) -> GraphCapture | None:
+        """Graph capture, or None where there is none."""
+        ...
+
+    def stream(self) -> AbstractContextManager[Any]:
+        """A context in which work goes to a stream of its own (nothing, where there are no streams)."""
+        ...
+
+    def synchronize(self, device: torch.device) -> None:
+        """Wait for everything queued; never called on the hot path."""
+        ...
+
+    def to_host(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The step's one device-to-host copy: all tensors together, complete when it returns."""
+        ...

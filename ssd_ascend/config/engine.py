@@ -1,0 +1,55 @@
+"""How one engine runs: sizes, budgets and devices. Built from flags by the doors, read by `engine/builder.py`. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ssd_ascend.config.speculation import SpeculationConfig
+from ssd_ascend.errors import ConfigError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """One engine. Raises `ConfigError` when numbers cannot go together.
+
+    `model` is whatever `--model` accepts. `kv_cache_gb` None sizes the cache from the device's free memory (on a CPU:
+    what `max_num_seqs` sequences of a moderate length need). `max_batched_tokens` bounds the tokens of one forward.
+    """
+
+    model: str
+    device: str | None = None
+    dtype: str = "auto"
+    tensor_parallel: int = 1
+    max_model_len: int | None = None
+    max_num_seqs: int = 32
+    max_batched_tokens: int = 2048
+    block_size: int | None = None
+    kv_cache_gb: float | None = None
+    num_kv_blocks: int | None = None
+    prefix_cache: bool = True
+    graphs: bool = True
+    threads: int | None = None
+    seed: int = 0
+    served_model_name: str | None = None
+    chat_template: str | None = None
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype is {self.dtype!r}", remedy=f"choose one of {', '.join(DTYPES)}")
+        for name in ("tensor_parallel", "max_num_seqs", "max_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}: it must be at least 1", remedy=f"raise {name}")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ConfigError(f"max_model_len is {self.max_model_len}", remedy="a prompt and an answer need at least 2")
+        if self.kv_cache_gb is not None and self.kv_cache_gb <= 0:
+            raise ConfigError(f"kv_cache_gb is {self.kv_cache_gb}", remedy="give a positive number of gigabytes")
+        rows = self.max_num_seqs * (self.speculation.max_lookahead + 1)
+        if rows > self.max_batched_tokens:
+            raise ConfigError(
+                f"max_batched_tokens is {self.max_batched_tokens}, but {self.max_num_seqs} sequences with lookahead "
+                f"{self.speculation.max_lookahead} verify {rows} tokens a step",
+                remedy=f"raise max_batched_tokens to {rows}, or lower max_num_seqs or lookahead",
+            )

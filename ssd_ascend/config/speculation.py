@@ -1,0 +1,77 @@
+"""How drafting is done: the two free axes (speculator, drafter) and their numbers. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ssd_ascend.errors import ConfigError
+
+MAX_LOOKAHEAD = 32
+MAX_FAN_OUT = 64
+FanOutSpec = int | tuple[int, ...] | Literal["auto"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationConfig:
+    """Which speculator and drafter, and how far and how wide they guess.
+
+    `speculator` and `drafter` are registry keys. `draft` is whatever `--draft` accepts (None for drafters without
+    weights). `lookahead` is K, or "auto". `fan_out` is guesses per accepted length: one number for all, a list of
+    K + 1, or "auto". `on_miss` is what an `ssd` row gets when the cache did not foresee its outcome. `cache_bias` is
+    C of cache-aware sampling (Saguaro, arXiv 2603.03251 definition 14): 1 leaves the draft law alone.
+    `draft_temperature` None uses the request's. `worker` "process" gives the drafter a process of its own.
+    """
+
+    speculator: str = "none"
+    drafter: str = "model"
+    draft: str | None = None
+    lookahead: int | Literal["auto"] = 5
+    fan_out: FanOutSpec = 3
+    on_miss: Literal["auto", "draft", "ngram", "decline"] = "auto"
+    cache_bias: float = 1.0
+    draft_temperature: float | None = None
+    draft_device: str | None = None
+    draft_dtype: str = "auto"
+    draft_rope: Literal["draft", "target", "auto"] = "draft"
+    branch_lowering: Literal["auto", "tree_mask", "rows"] = "auto"
+    worker: Literal["process", "inprocess"] = "process"
+    worker_timeout_s: float = 10.0
+    draft_kv_blocks: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.lookahead != "auto" and not 1 <= self.lookahead <= MAX_LOOKAHEAD:
+            raise ConfigError(
+                f"lookahead is {self.lookahead}", remedy=f"give 1 to {MAX_LOOKAHEAD}, 'auto', or --speculator none"
+            )
+        if not 0.0 < self.cache_bias <= 1.0:
+            raise ConfigError(f"cache_bias is {self.cache_bias}", remedy="give a number above 0, at most 1")
+        if self.draft_temperature is not None and not 0.0 <= self.draft_temperature <= 100.0:
+            raise ConfigError(f"draft_temperature is {self.draft_temperature}", remedy="give 0 to 100")
+        if self.worker_timeout_s <= 0.0:
+            raise ConfigError(f"worker_timeout_s is {self.worker_timeout_s}", remedy="give a positive number of seconds")
+        self._check_fan_out()
+
+    def _check_fan_out(self) -> None:
+        guesses = (self.fan_out,) if isinstance(self.fan_out, int) else self.fan_out
+        if guesses == "auto":
+            return
+        if any(not 0 <= f <= MAX_FAN_OUT for f in guesses) or not any(guesses):
+            raise ConfigError(f"fan_out is {self.fan_out}", remedy=f"give numbers from 0 to {MAX_FAN_OUT}, one above 0")
+        if isinstance(self.fan_out, tuple) and self.lookahead != "auto" and len(self.fan_out) != self.lookahead + 1:
+            raise ConfigError(
+                f"fan_out lists {len(self.fan_out)} numbers for lookahead {self.lookahead}",
+                remedy=f"give {self.lookahead + 1}: one for each accepted length 0..{self.lookahead}",
+            )
+
+    @property
+    def enabled(self) -> bool:
+        """True when anything is drafted at all."""
+        return self.speculator != "none"
+
+    @property
+    def max_lookahead(self) -> int:
+        """The most drafts a row can carry; sizes blocks, buffers and graphs."""
+        if not self.enabled:
+            return 0
+        return 8 if self.lookahead == "auto" else self.lookahead

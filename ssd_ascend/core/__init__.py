@@ -1,0 +1,1 @@
+"""The vocabulary every room shares; importing it never imports torch."""

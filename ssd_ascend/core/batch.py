@@ -1,0 +1,56 @@
+"""One forward pass of one model, as a value. Torch appears in annotations only."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ssd_ascend.core.attention import AttentionMetadata
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Mode(enum.StrEnum):
+    """What a forward is for: selects a captured graph, never a kernel."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    VERIFY = "verify"
+    GLUE = "glue"
+    BRANCH = "branch"
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """T packed tokens of B rows.
+
+    input_ids, positions: int64 [T]. hidden_states: None, or [T, H_in] features fed beside the token embedding (EAGLE-3).
+    logits_rows: None (a logit row for every token), or int64 [R]: the packed rows whose logits are wanted.
+    """
+
+    mode: Mode
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    attention: AttentionMetadata
+    hidden_states: torch.Tensor | None = None
+    logits_rows: torch.Tensor | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return int(self.input_ids.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutput:
+    """What one forward gives back.
+
+    logits: float32 or the serving dtype [R, V]. hidden: the recyclable last hidden state of those R rows, pre-norm
+    [R, H], or None when the architecture gives none. features: captured hidden states of all T tokens, [T, n*H], or None.
+    """
+
+    logits: torch.Tensor
+    hidden: torch.Tensor | None = None
+    features: torch.Tensor | None = None

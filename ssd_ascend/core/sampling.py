@@ -1,0 +1,121 @@
+"""What a request asks of the sampler: one frozen value, checked once, read by scheduler, sampler, verifier and drafters.
+
+Torch-free. The law that these numbers define over a row of logits lives in `runtime/sampler.py`, and only there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from ssd_ascend.errors import RequestError
+
+MAX_LOGPROBS = 20
+MAX_N = 128
+MAX_STOP_STRINGS = 16
+_INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
+
+
+def _require(condition: bool, param: str, value: object, rule: str) -> None:  # noqa: FBT001 - a predicate, not a mode
+    if not condition:
+        raise RequestError(f"{param} is {value!r}: it must be {rule}", param=param)
+
+
+def _number(param: str, value: object, low: float, high: float) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    in_range = is_number and math.isfinite(value) and low <= value <= high  # type: ignore[arg-type,operator]
+    _require(in_range, param, value, f"a number from {low:g} to {high:g}")
+
+
+def _integer(param: str, value: object, low: int, high: int) -> None:
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    _require(is_integer and low <= value <= high, param, value, f"an integer from {low} to {high}")  # type: ignore[operator]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How one answer is drawn. Field names follow the OpenAI API and its common extensions.
+
+    `temperature` 0 is greedy. `top_k` 0 or -1 keeps every token. `max_tokens` None means "to the model's limit".
+    `seed` None draws a fresh one per request. `logprobs` is the number of alternatives wanted per token (0: only the
+    chosen token's), None for none. Raises `RequestError` naming the field when a value is out of range.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_tokens: int = 0
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    logprobs: int | None = None
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        _number("temperature", self.temperature, 0.0, 100.0)
+        _number("top_p", self.top_p, 0.0, 1.0)
+        _require(self.top_p > 0.0, "top_p", self.top_p, "above 0")
+        _integer("top_k", self.top_k, -1, 1 << 31)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _number("repetition_penalty", self.repetition_penalty, 1e-6, 100.0)
+        if self.seed is not None:
+            _integer("seed", self.seed, _INT64_MIN, _INT64_MAX)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, 1 << 31)
+        _integer("min_tokens", self.min_tokens, 0, 1 << 31)
+        fits = self.max_tokens is None or self.min_tokens <= self.max_tokens
+        _require(fits, "min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _integer("n", self.n, 1, MAX_N)
+        self._check_stops()
+        self._check_bias()
+
+    def _check_stops(self) -> None:
+        _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", self.stop, f"at most {MAX_STOP_STRINGS} strings")
+        for text in self.stop:
+            _require(isinstance(text, str) and text != "", "stop", text, "a non-empty string")
+        for token in self.stop_token_ids:
+            _integer("stop_token_ids", token, 0, 1 << 31)
+
+    def _check_bias(self) -> None:
+        for token, bias in self.logit_bias.items():
+            _integer("logit_bias", token, 0, 1 << 31)
+            _number("logit_bias", bias, -100.0, 100.0)
+
+    @property
+    def greedy(self) -> bool:
+        """True when the answer is the arg-max at every position."""
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """True when the law at a position depends on which tokens came before it."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+    @property
+    def is_plain(self) -> bool:
+        """True when nothing but temperature shapes the law: the fast path of sampler and verifier."""
+        return not (
+            self.has_penalties
+            or self.logit_bias
+            or self.min_tokens
+            or self.top_p < 1.0
+            or self.top_k > 0
+            or self.min_p > 0.0
+        )
+
+    def with_seed(self, seed: int) -> SamplingParams:
+        """The same request with its seed fixed (used for n > 1 and for requests that bring none)."""
+        return replace(self, seed=seed)

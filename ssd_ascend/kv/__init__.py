@@ -1,0 +1,1 @@
+"""Blocks and tensors of the paged KV cache."""

@@ -1,0 +1,1 @@
+"""The parts models are made of; each takes a `BuildContext` and nothing else from outside."""

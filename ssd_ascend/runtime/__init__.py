@@ -1,0 +1,1 @@
+"""One model on one rank, role-blind: inputs, forward, sampling law."""

@@ -1,0 +1,1 @@
+"""When and what to draft, and how the target judges it."""
