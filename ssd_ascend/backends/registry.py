@@ -15,5 +15,5 @@ BACKENDS: Registry[type[Backend]] = Registry(
 
 
 def load_backend(name: str | None) -> Backend:
-    """The backend called `name`; without a name, `SSD_DEVICE`, else the CPU. Raises `ConfigError` with what is missing."""
+    """The backend called `name`; without a name, `SSD_DEVICE`, else the CPU. `ConfigError` says what is missing."""
     return BACKENDS.get(name or env.device() or "cpu")()
