@@ -36,6 +36,7 @@ class Capabilities:
     dtypes: tuple[torch.dtype, ...]
     max_verify_tokens: int | None
     row_invariant: bool
+    host_memory: bool = False
 
 
 class AttentionSpec(NamedTuple):

@@ -1,0 +1,61 @@
+"""The tensors of a paged KV cache, and beside them the target features an EAGLE-3 head conditions on.
+
+Features live in the same slots as the keys and values of their token. So a prefix hit, a preemption, or a draft worker
+that starts late finds the features of every computed token by the block table it already has: one rule, one home.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+import torch
+
+from ssd_ascend.backends.base import AttentionBackend
+
+
+class KVCache:
+    """One model's cache: `layers[i]` is layer i's tensor of shape `attention.kv_shape(num_blocks)`."""
+
+    def __init__(
+        self,
+        attention: AttentionBackend,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        feature_width: int = 0,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        shape = attention.kv_shape(num_blocks)
+        self.tensor = torch.zeros((num_layers, *shape), dtype=dtype, device=device)
+        self.layers: tuple[torch.Tensor, ...] = tuple(self.tensor.unbind(0))
+        self.features: torch.Tensor | None = None
+        if feature_width:
+            self.features = torch.zeros((num_blocks * block_size, feature_width), dtype=dtype, device=device)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        held = self.tensor.numel() * self.tensor.element_size()
+        return held + (0 if self.features is None else self.features.numel() * self.features.element_size())
+
+    def store_features(self, slots: torch.Tensor, features: torch.Tensor) -> None:
+        """Keep features [T, F] of the tokens at `slots` [T] (no padding among them)."""
+        assert self.features is not None
+        self.features.index_copy_(0, slots, features.to(self.features.dtype))
+
+    def read_features(self, block_table: Rows[int], start: int, end: int) -> torch.Tensor:
+        """Features of positions [start, end) of the sequence with this block table: [end - start, F]."""
+        assert self.features is not None
+        size = self.block_size
+        table = torch.tensor(block_table[start // size : (end + size - 1) // size], dtype=torch.int64)
+        slots = (table[:, None] * size + torch.arange(size)).reshape(-1)[start % size :][: end - start]
+        return self.features.index_select(0, slots.to(self.features.device))
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy one block's keys and values in every layer (a fork that shares a partly filled block)."""
+        for layer in self.layers:
+            layer[:, target].copy_(layer[:, source])

@@ -1,0 +1,115 @@
+"""What target and draft worker say to each other: one `Request` down and one `Answer` up per step.
+
+A request carries everything the worker needs to bring its own copy of each sequence up to date; the worker keeps no
+secret state, so a fresh one can be attached at any step. Tensors may live on the sender's device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from ssd_ascend.core.sampling import SamplingParams
+from ssd_ascend.core.speculation import VerificationOutcome
+
+PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """First message of both sides after a link is up; what does not match is refused with both values named.
+
+    to_target: worker only; int64 [draft_vocab] target id of each draft id, or None when the vocabularies are one.
+    feature_width: n_capture * H of the target, 0 when the drafter wants none.
+    """
+
+    version: int
+    target_vocab: int
+    draft_vocab: int
+    feature_width: int
+    lookahead: int
+    drafter: str
+    to_target: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attach:
+    """A sequence the worker does not know: all N tokens so far, and features of the first N - 1 (or None)."""
+
+    seq_id: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    seed: int
+    stop_ids: frozenset[int]
+    features: torch.Tensor | None = None
+    """[N - 1, F]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """A known sequence after a step. It had `num_tokens_before` tokens; it gained new_tokens = accepted + recovery.
+
+    features: [len(new_tokens), F] of the positions num_tokens_before - 1, ... : the old last token and the accepted ones.
+    """
+
+    outcome: VerificationOutcome
+    num_tokens_before: int
+    new_tokens: list[int]
+    features: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One step's news. The worker answers for every attached and updated sequence, in this order: attaches, updates."""
+
+    number: int
+    """Counts up by one; an answer repeats it."""
+    released: list[int] = field(default_factory=list)
+    attaches: list[Attach] = field(default_factory=list)
+    updates: list[Update] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStats:
+    """Running totals of one worker since it started. Seconds and counts."""
+
+    idle_s: float = 0.0
+    """Spent waiting for a request."""
+    rounds: int = 0
+    lookups: int = 0
+    hits: int = 0
+    cached_drafts: int = 0
+    """Draft tokens computed for the speculation cache."""
+    used_drafts: int = 0
+    """Of these, sent to the target on a hit."""
+    cache_bytes: int = 0
+    """Held by the speculation cache now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Row i is for sequence seq_ids[i]: num_tokens[i] drafts of tokens[i], target vocabulary.
+
+    sources: `core.speculation.Source` values. has_law: rows whose law is in `law`, in order: law [sum(has_law), K, Vd]
+    log-weights over the draft vocabulary, in the dtype the tokens were drawn in; None when no row has one.
+    """
+
+    number: int
+    seq_ids: list[int]
+    sources: list[int]
+    num_tokens: list[int]
+    tokens: torch.Tensor
+    """int64 [B, K]"""
+    has_law: list[bool]
+    law: torch.Tensor | None = None
+    stats: WorkerStats = field(default_factory=WorkerStats)
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """The target leaves; the worker exits."""
+
+
+Message = Hello | Request | Answer | Shutdown
