@@ -1,4 +1,4 @@
-"""The output side of an engine: user requests in as tokens, text out. `llm.py` and the server hold an `OutputProcessor`.
+"""The output side of an engine: user requests in as tokens, text out. `llm.py` and the server each hold one.
 
 Engines deal in tokens and may add several of them to a sequence in one step. Here a request becomes `n` sequences, its
 tokens become text one by one, a stop string ends an answer after the very token that completes it, and what is counted
@@ -79,7 +79,7 @@ def stats_dict(stats: AnswerStats, *, device: str) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerDelta:
-    """What one step added to answer `index` of a request. Lists are per kept token; the last delta has reason and stats.
+    """What one step added to answer `index` of a request. Lists are per kept token; the last has reason and stats.
 
     `text` may lag behind `token_ids` (it could become a stop string) and has no text of the stop itself.
     `offsets` say where in the answer's text each token begins. `stop_reason` is the stop string, or the stop token id
