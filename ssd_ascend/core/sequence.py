@@ -57,6 +57,8 @@ class Sequence:
     num_preemptions: int = 0
     drafted: int = 0
     accepted: int = 0
+    lookups: int = 0
+    hits: int = 0
     steps: int = 0
 
     @property

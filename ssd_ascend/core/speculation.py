@@ -41,6 +41,7 @@ class Speculation:
         the values that were sampled from (temperature and every processor applied; -inf outside the support).
     has_law: host, per row; True when row i's tokens were drawn from `draft_logits[i]`. False: the row is a point mass
         (arg-max drafts, n-grams, anything deterministic), which the verifier accepts with probability p(token).
+    looked_up: host, per row; True when the speculation cache was asked for the row. Empty: it never was.
     """
 
     tokens: torch.Tensor | None
@@ -48,6 +49,7 @@ class Speculation:
     source: list[Source]
     draft_logits: torch.Tensor | None = None
     has_law: list[bool] = field(default_factory=list)
+    looked_up: list[bool] = field(default_factory=list)
 
     @staticmethod
     def declined(num_rows: int) -> Speculation:
