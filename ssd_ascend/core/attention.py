@@ -21,8 +21,9 @@ class AttentionMetadata:
     slot_mapping (int64): slot = block * block_size + offset, -1 for a padded token that must not be stored.
 
     query_start: [B+1] cumulative; kv_lens: [B]; block_table: [B, M]; slot_mapping: [T].
-    tree_mask: None, or bool [T, max(query_len)]: query t may see key j of its own row's query window (its prefix
-        is always visible); only where `Capabilities.tree_mask` is true.
+    tree_mask: None, or bool [T, M]: column c stands for key kv_len - M + c of the query's own row, that is, for the
+        row's last M keys; earlier keys are always visible, and columns before the row's first key mean nothing. It
+        replaces causality over those M keys, so M >= query_len. Only where `Capabilities.tree_mask` is true.
     """
 
     query_lens_host: list[int]

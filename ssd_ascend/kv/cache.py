@@ -14,7 +14,7 @@ from ssd_ascend.backends.base import AttentionBackend
 
 
 class KVCache:
-    """One model's cache: `layers[i]` is layer i's tensor of shape `attention.kv_shape(num_blocks)`."""
+    """One model's cache: `layers[i]` is layer i's tensor of shape `attention.kv_shape(num_blocks)`, blocks second."""
 
     def __init__(
         self,
@@ -55,7 +55,9 @@ class KVCache:
         slots = (table[:, None] * size + torch.arange(size)).reshape(-1)[start % size :][: end - start]
         return self.features.index_select(0, slots.to(self.features.device))
 
-    def copy_block(self, source: int, target: int) -> None:
-        """Copy one block's keys and values in every layer (a fork that shares a partly filled block)."""
-        for layer in self.layers:
-            layer[:, target].copy_(layer[:, source])
+    def copy_blocks(self, pairs: Rows[tuple[int, int]]) -> None:
+        """Copy whole blocks (from, to) in every layer: what a fork does with a block it shares only in part."""
+        if not pairs:
+            return
+        index = torch.tensor(pairs, dtype=torch.int64).to(self.tensor.device, non_blocking=True)
+        self.tensor.index_copy_(2, index[:, 1], self.tensor.index_select(2, index[:, 0]))

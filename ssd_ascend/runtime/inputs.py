@@ -36,9 +36,15 @@ def build_batch(
     block_size: int,
     device: torch.device,
     hidden_states: torch.Tensor | None = None,
+    input_ids: torch.Tensor | None = None,
     positions: Rows[int] | None = None,
+    tree_mask: torch.Tensor | None = None,
 ) -> ForwardBatch:
-    """Pack `rows`. `positions` overrides the rotary positions (T of them), for rows whose KV slots are not their places."""
+    """Pack `rows`.
+
+    `input_ids` [T] on the device replaces the rows' tokens (which then only say how many there are). `positions`
+    overrides the rotary positions (T of them), for rows whose KV slots are not their places.
+    """
     lengths = np.fromiter((len(row.tokens) for row in rows), np.int64, len(rows))
     starts = np.fromiter((row.start for row in rows), np.int64, len(rows))
     ends = np.cumsum(lengths)
@@ -62,11 +68,12 @@ def build_batch(
         kv_lens=short[len(rows) + 1 : 2 * len(rows) + 1],
         block_table=short[2 * len(rows) + 1 :].view(table.shape),
         slot_mapping=long[2 * total : 3 * total],
+        tree_mask=tree_mask,
     )
     everywhere = len(logits_rows) == total
     return ForwardBatch(
         mode=mode,
-        input_ids=long[:total],
+        input_ids=long[:total] if input_ids is None else input_ids,
         positions=long[total : 2 * total],
         attention=meta,
         hidden_states=hidden_states,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import torch
 
 from ssd_ascend.core.plan import DecodeRow
+from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.core.sequence import Sequence
 from ssd_ascend.core.speculation import Speculation, Verification
 from ssd_ascend.core.stats import SpeculationStats
@@ -16,8 +18,8 @@ from ssd_ascend.core.stats import SpeculationStats
 class FeatureReader(Protocol):
     """The target's captured hidden states of tokens already computed, kept beside the KV blocks they belong to."""
 
-    def read(self, seq: Sequence, start: int, end: int) -> torch.Tensor:
-        """Features of positions [start, end) of `seq`: [end - start, n_capture * H]."""
+    def read_features(self, block_table: Rows[int], start: int, end: int) -> torch.Tensor:
+        """Features of positions [start, end) of the sequence with this block table: [end - start, n_capture * H]."""
         ...
 
 
@@ -33,7 +35,7 @@ class Speculator(Protocol):
         """Drafts for each row, at most `row.max_drafts` of them."""
         ...
 
-    def observe(self, sequences: Rows[Sequence], verification: Verification, features: FeatureReader | None) -> None:
+    def observe(self, sequences: Rows[Sequence], verification: Verification) -> None:
         """The step's outcomes, before the scheduler commits them: row i of `verification` belongs to sequences[i].
 
         `sequences` still hold the tokens from before the step. First outcomes of new sequences come here too.
@@ -44,6 +46,101 @@ class Speculator(Protocol):
         """Forget sequences that finished, were aborted, or were preempted."""
         ...
 
+    def health(self) -> str | None:
+        """None when all is well, else one sentence saying why speculation is degraded."""
+        ...
+
     def close(self) -> None:
         """Stop whatever was started."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class DraftSequence:
+    """One sequence as a drafter sees it: the committed tokens, and what the drafter has computed for them.
+
+    The drafter's KV cache holds *entries*. An entry is a token (ordinary draft models), or a token with the target
+    feature of the position before it (EAGLE-3, which therefore has one entry less than there are tokens).
+    """
+
+    id: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    seed: int
+    stop_ids: frozenset[int]
+    features: torch.Tensor | None = None
+    """Target features of positions features_start, features_start + 1, ...: [n, F]; only those not yet digested."""
+    features_start: int = 0
+    block_table: list[int] = field(default_factory=list)
+    num_entries: int = 0
+    """Entries of committed tokens in the drafter's cache."""
+    drafted: torch.Tensor | None = None
+    """int64 [n]: tokens of the entries that follow, from the last drafting; valid as far as the target accepted them."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far, the recovery token included."""
+        return len(self.token_ids)
+
+
+class Chain(NamedTuple):
+    """K tokens deep drafts for R rows, on the drafter's device.
+
+    tokens: int64 [R, K], target vocabulary. num_tokens: host, how many of them count. law: [R, K, Vd] log-weights each
+    token was drawn from, over the draft vocabulary, or None when nothing was drawn. has_law: host, per row.
+    hidden: [R, K, H] the drafter's own feature after each token's predecessor, or None.
+    """
+
+    tokens: torch.Tensor
+    num_tokens: list[int]
+    law: torch.Tensor | None
+    has_law: list[bool]
+    hidden: torch.Tensor | None
+
+
+class Glue(NamedTuple):
+    """The drafter's view of a speculation under verification: one row per number of accepted drafts.
+
+    scores: float32 [R, Vt] log-weights of the next token, target vocabulary, packed: sequence i owns num_rows[i] rows, for
+    0, 1, ... accepted drafts. hidden: [R, H] or None. num_rows: host; 0 for a sequence the drafter has no memory for.
+    """
+
+    scores: torch.Tensor
+    hidden: torch.Tensor | None
+    num_rows: list[int]
+
+
+class Branch(NamedTuple):
+    """A guess: sequence `seq` has `depth` drafts accepted and then the target puts the guessed token.
+
+    `glue_row` is the row of the `Glue` that foresaw it; the guessed tokens themselves travel as one device tensor.
+    """
+
+    seq: DraftSequence
+    depth: int
+    glue_row: int
+
+
+class Drafter(Protocol):
+    """What drafts. Every method may be called for any mix of sequences; none keeps state outside `DraftSequence`."""
+
+    wants_features: bool
+    to_target: torch.Tensor | None
+    """int64 [Vd]: target id of each draft id; None when the two vocabularies are one."""
+
+    def chain(self, seqs: Rows[DraftSequence], lookahead: int) -> Chain:
+        """Draft after the last committed token. A sequence without memory gets num_tokens 0."""
+        ...
+
+    def glue(self, seqs: Rows[DraftSequence], sent: Rows[Rows[int]], hidden: Rows[torch.Tensor | None]) -> Glue:
+        """Run over what is committed and the drafts now under verification: `sent[i]` with their features hidden[i]."""
+        ...
+
+    def branch(self, branches: Rows[Branch], guesses: torch.Tensor, glue: Glue, sent: Rows[Rows[int]], k: int) -> Chain:
+        """Draft k tokens after each guess, int64 [len(branches)], as if it had come true. `sent[i]` is for branches[i]."""
+        ...
+
+    def release(self, seq: DraftSequence) -> None:
+        """Give back the memory of a sequence."""
         ...

@@ -1,0 +1,1 @@
+"""What drafts: one file per drafter."""

@@ -1,0 +1,1 @@
+"""When drafting happens: one file per speculator."""
