@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssd_ascend.errors import ConfigError
-from ssd_ascend.text.parts import TokenizerParts, set_bos_eos
+from ssd_ascend.text.parts import TokenizerParts
 
 if TYPE_CHECKING:
     import tokenizers
@@ -21,17 +21,14 @@ _CONVERTIBLE = ("tokenizer.model", "vocab.json")
 
 
 def load_directory_tokenizer(path: Path) -> TokenizerParts:
-    """The tokenizer of a model directory. Raises ConfigError naming the files looked for when there is none."""
+    """The tokenizer of a model directory. Raises ConfigError naming the files looked for when there is none.
+
+    What goes around a text (BOS) is tokenizer.json's to say; add_bos_token of older files is not heard, here as in
+    transformers 5.
+    """
     config = {**_read_json(path / "special_tokens_map.json"), **_read_json(path / "tokenizer_config.json")}
     backend = _read_backend(path)
     special = {name: text for name in _SPECIAL_NAMES if (text := _content(config.get(name))) is not None}
-    if "add_bos_token" in config or "add_eos_token" in config:
-        # as transformers 5 has it: said explicitly, it overrules what tokenizer.json does around a text
-        set_bos_eos(
-            backend,
-            bos=special.get("bos_token") if config.get("add_bos_token") else None,
-            eos=special.get("eos_token") if config.get("add_eos_token") else None,
-        )
     bos = special.get("bos_token")
     return TokenizerParts(
         origin=path,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssd_ascend.errors import ConfigError, unknown_name
 from ssd_ascend.text.gguf_metadata import read_gguf_metadata
-from ssd_ascend.text.parts import TokenizerParts, set_bos_eos
+from ssd_ascend.text.parts import TokenizerParts
 
 if TYPE_CHECKING:
     import tokenizers
@@ -70,7 +70,7 @@ def load_gguf_tokenizer(path: Path) -> TokenizerParts:
     special = {_NAMES[name]: tokens[token_id] for name, token_id in ids.items() if token_id is not None}
     adds_bos = bool(meta.get("tokenizer.ggml.add_bos_token", adds_bos))
     adds_eos = bool(meta.get("tokenizer.ggml.add_eos_token", False))
-    set_bos_eos(
+    _set_bos_eos(
         backend,
         bos=special.get("bos_token") if adds_bos else None,
         eos=special.get("eos_token") if adds_eos else None,
@@ -154,6 +154,15 @@ def _add_special_tokens(backend: tokenizers.Tokenizer, tokens: Sequence[str], ki
 
     backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in of_kind(_UNKNOWN, _CONTROL)])
     backend.add_tokens([AddedToken(t, special=False, normalized=False) for t in of_kind(_USER_DEFINED)])
+
+
+def _set_bos_eos(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:
+    """Make `backend` put `bos` before and `eos` after a text that is encoded with special tokens (None: neither)."""
+    from tokenizers.processors import TemplateProcessing
+
+    pieces = [token for token in (bos, "$A", eos) if token is not None]
+    used = {token: backend.token_to_id(token) for token in (bos, eos) if token is not None}
+    backend.post_processor = TemplateProcessing(single=pieces, special_tokens=list(used.items()))
 
 
 def _token_id(meta: dict[str, Any], key: str, tokens: Sequence[str], path: Path) -> int | None:

@@ -20,12 +20,3 @@ class TokenizerParts:
     bos_id: int | None
     eos_ids: frozenset[int]
     chat_templates: dict[str, str]
-
-
-def set_bos_eos(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:
-    """Make `backend` put `bos` before and `eos` after a text that is encoded with special tokens (None: neither)."""
-    from tokenizers.processors import TemplateProcessing
-
-    pieces = [token for token in (bos, "$A", eos) if token is not None]
-    used = {token: backend.token_to_id(token) for token in (bos, eos) if token is not None}
-    backend.post_processor = TemplateProcessing(single=pieces, special_tokens=list(used.items()))
