@@ -56,7 +56,7 @@ def resolve_model(name_or_path: str) -> Path:
     if is_preset(name_or_path) and not path.is_dir():
         preset = preset_path(name_or_path)
         return resolve_source(load_preset(preset).target.source, base=preset.parent)
-    if path.is_dir():
+    if path.is_dir() and name_or_path.strip():  # an empty name would be the current directory
         return path.resolve()
     if path.is_file():
         if path.suffix == ".gguf":

@@ -19,7 +19,7 @@ class SsdError(Exception):
     @property
     def message(self) -> str:
         """The reason without the remedy."""
-        return str(self.args[0]) if self.args else ""
+        return str(self.args[0])
 
     def __str__(self) -> str:
         return f"{self.message} ({self.remedy})" if self.remedy else self.message

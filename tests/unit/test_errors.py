@@ -1,0 +1,48 @@
+"""Errors say value, reason and remedy, and survive the trip between our processes."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from ssd_ascend.errors import ConfigError, RequestError, SsdError, TransportError, WorkerError, nearest, unknown_name
+
+
+def test_the_remedy_is_part_of_what_the_reader_sees() -> None:
+    error = ConfigError("block_size is 0", remedy="give at least 1")
+    assert str(error) == "block_size is 0 (give at least 1)"
+    assert error.message == "block_size is 0"
+    assert str(ConfigError("block_size is 0")) == "block_size is 0"
+
+
+def test_a_request_error_names_the_parameter() -> None:
+    error = RequestError("temperature is NaN", param="temperature", code="invalid_value")
+    assert (error.param, error.code, str(error)) == ("temperature", "invalid_value", "temperature is NaN")
+
+
+@pytest.mark.parametrize("kind", [ConfigError, RequestError, WorkerError, TransportError])
+def test_every_error_of_ours_is_an_ssd_error(kind: type[SsdError]) -> None:
+    assert issubclass(kind, SsdError)
+    assert str(kind("gone")) == "gone"
+
+
+def test_losing_the_line_to_a_speculator_is_losing_the_speculator() -> None:
+    assert issubclass(TransportError, WorkerError)
+
+
+def test_errors_cross_a_process_boundary_whole() -> None:
+    sent = RequestError("n is 0", param="n", code="range", remedy="give 1 or more")
+    got = pickle.loads(pickle.dumps(sent))
+    assert (str(got), got.param, got.code, got.remedy) == (str(sent), "n", "range", "give 1 or more")
+
+
+@pytest.mark.parametrize(("name", "guess"), [("lookahed", "lookahead"), ("LOOKAHEAD", "lookahead"), ("zzz", None)])
+def test_nearest(name: str, guess: str | None) -> None:
+    assert nearest(name, ["lookahead", "fan_out"]) == guess
+
+
+def test_an_unknown_name_lists_the_known_and_guesses() -> None:
+    error = unknown_name("drafter", "eagle", ["model", "eagle3"], where="x.toml")
+    assert str(error) == "unknown drafter 'eagle' in x.toml; known: eagle3, model (did you mean 'eagle3'?)"
+    assert str(unknown_name("drafter", "x", [])) == "unknown drafter 'x'; known: none"
