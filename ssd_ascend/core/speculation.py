@@ -80,8 +80,13 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The target's verdict, on the host. Row i gained `new_tokens[i]` = accepted drafts + recovery token."""
+    """The target's verdict, on the host. Row i gained `new_tokens[i]` = accepted drafts + recovery token.
+
+    faults: sequence id -> why the target's own logits gave it no law (NaN, inf). Such a row gained nothing
+        (`new_tokens[i]` is empty, its outcome a placeholder) and can only end with an error; the others are unaffected.
+    """
 
     outcomes: list[VerificationOutcome]
     new_tokens: list[list[int]]
     logprobs: list[list[TokenLogprobs] | None]
+    faults: dict[int, str] = field(default_factory=dict)
