@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,11 @@ def test_an_installed_wheel_reads_its_own_copy(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(catalogue, "_PACKAGE", tmp_path / "site-packages" / "ssd_ascend")
     assert catalogue.folder("models") == tmp_path / "site-packages" / "ssd_ascend" / "_catalogue" / "models"
     assert catalogue.names("models") == ()
+
+
+@pytest.mark.parametrize("kind", ["models", "topology"])
+def test_the_wheel_ships_every_catalogue_there_is(kind: str) -> None:
+    root = Path(catalogue.__file__).parents[1]
+    shipped = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    included = shipped["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert included.get(kind) == (f"ssd_ascend/_catalogue/{kind}" if (root / kind).is_dir() else None)
