@@ -60,9 +60,8 @@ class Scheduler:
         self.max_batched_tokens = max_batched_tokens
         self.max_model_len = max_model_len
         self.lookahead = lookahead
-        self.prefill_beside_decode = max(1, max_batched_tokens // 4)
-        if prefill_beside_decode is not None:
-            self.prefill_beside_decode = prefill_beside_decode
+        beside = max_batched_tokens // 4 if prefill_beside_decode is None else prefill_beside_decode
+        self.prefill_beside_decode = max(1, beside)
         self._sequences: dict[int, Sequence] = {}
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
