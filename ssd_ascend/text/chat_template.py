@@ -47,9 +47,11 @@ class ChatTemplate:
         Raises RequestError(param="messages") when there is no template, the template refuses the messages, or a
         content part is not text.
         """
-        return self._encode(
-            self.render_text(messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables)
-        )
+        text = self.render_text(messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables)
+        try:
+            return self._encode(text)
+        except RequestError as error:  # the text is the messages', and that is where the user must look
+            raise RequestError(error.message, param="messages") from error
 
     def render_text(
         self,

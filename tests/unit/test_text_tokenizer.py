@@ -163,10 +163,12 @@ def test_damaged_file_is_named(tmp_path: Path, file: str, text: str) -> None:
 @pytest.mark.parametrize("text", ["\ud83d", "a\udc80b"])
 def test_lone_surrogate_is_a_request_error(tmp_path: Path, text: str) -> None:
     tokenizer = load(tmp_path, byte_level_backend(), chat_template="{{ messages[0].content }}")
-    with pytest.raises(RequestError, match="surrogate"):
+    with pytest.raises(RequestError, match="surrogate") as caught:
         tokenizer.encode(text, add_special_tokens=False)
-    with pytest.raises(RequestError, match="surrogate"):
+    assert caught.value.param == "prompt"
+    with pytest.raises(RequestError, match="surrogate") as caught:
         tokenizer.chat.render([{"role": "user", "content": text}], add_generation_prompt=True)
+    assert caught.value.param == "messages"
 
 
 def test_room_is_light_to_import() -> None:
