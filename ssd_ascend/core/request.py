@@ -56,4 +56,4 @@ class TokenDelta:
     stop_token: int | None = None
     error: str | None = None
     stats: SequenceStats | None = None
-    """Set on the last delta."""
+    """The sequence so far, on every delta: a stop string, which only the text side sees, may make any the last."""

@@ -298,7 +298,7 @@ class Scheduler:
             sources=sources,
             finish_reason=None if ending.reason is None else ending.reason.value,
             stop_token=ending.stop_token,
-            stats=None if ending.reason is None else summary(seq),
+            stats=summary(seq),
         )
 
     # -- endings -----------------------------------------------------------------------------------------------------

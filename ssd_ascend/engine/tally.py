@@ -63,7 +63,7 @@ def count_row(stats: SpeculationStats, seq: Sequence, draft: RowDraft, *, num_ac
 
 
 def summary(seq: Sequence) -> SequenceStats:
-    """The numbers that travel with the last delta of a sequence."""
+    """The numbers that travel with every delta of a sequence: a stop string may make any of them the last."""
     return SequenceStats(
         prompt_tokens=seq.num_prompt_tokens,
         cached_tokens=seq.num_cached_tokens,
