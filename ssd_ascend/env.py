@@ -35,6 +35,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("SSD_DATASET_DIR", "folder holding the benchmark datasets", "none"),
     Variable("SSD_LOG_LEVEL", f"one of {', '.join(LOG_LEVELS)}", "INFO"),
     Variable("SSD_API_KEY", "key clients must send when --api-key is not given", "none", secret=True),
+    Variable("SSD_CPU_KERNELS", "0 to run the CPU backend in plain torch instead of compiled kernels", "1"),
     Variable("SSD_NPU_EMULATOR", "1 to run the NPU backend on its CPU emulator", "0"),
 )
 
@@ -101,6 +102,16 @@ def api_key() -> str | None:
 def npu_emulator() -> bool:
     """SSD_NPU_EMULATOR: whether the NPU backend runs on its CPU emulator."""
     return _flag("SSD_NPU_EMULATOR")
+
+
+def cpu_kernels() -> bool:
+    """SSD_CPU_KERNELS: whether the CPU backend compiles and uses its own kernels."""
+    return _text("SSD_CPU_KERNELS") is None or _flag("SSD_CPU_KERNELS")
+
+
+def cache_home() -> Path:
+    """XDG_CACHE_HOME: where caches of compiled code live, ~/.cache when unset."""
+    return _path("XDG_CACHE_HOME") or Path.home() / ".cache"
 
 
 def is_set(name: str) -> bool:

@@ -37,15 +37,15 @@ class PlainAttention:
         """Store k, v [T, Hkv, D], then attend with q [T, Hq, D] -> [T, Hq * D] (0 for padding)."""
         store_kv(k, v, kv, meta.slot_mapping)
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
-        start = 0
-        for row, (num_queries, kv_len) in enumerate(zip(meta.query_lens_host, meta.kv_lens_host, strict=True)):
+        starts = meta.query_start.tolist()
+        for row, kv_len in enumerate(meta.kv_lens.tolist()):
+            start, num_queries = starts[row], starts[row + 1] - starts[row]
             keys, values = gather_kv(kv, meta.block_table[row], kv_len)
             for first in range(0, num_queries, _QUERY_CHUNK):
                 last = min(first + _QUERY_CHUNK, num_queries)
                 seen = _visible(meta, start, first, last, num_queries, kv_len, q.device)
                 rows = slice(start + first, start + last)
                 out[rows] = _attend(q[rows], keys, values, seen, self.spec.scale)
-            start += num_queries
         return out.flatten(1)
 
 

@@ -1,4 +1,7 @@
-"""`CpuBackend`: the CPU behind the device seam; loaded by name through `backends/registry.py`."""
+"""`CpuBackend`: the CPU behind the device seam; loaded by name through `backends/registry.py`.
+
+Compiled kernels where a C++ compiler is at hand, plain torch otherwise; both answer alike.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,10 @@ from typing import Any
 import torch
 
 from ssd_ascend.backends.base import AttentionBackend, AttentionSpec, Capabilities, GraphCapture, Memory, Ops
-from ssd_ascend.backends.cpu import machine
+from ssd_ascend.backends.cpu import machine, native
 from ssd_ascend.backends.cpu.attention import PlainAttention
+from ssd_ascend.backends.cpu.native.attention import NativeAttention, supports
+from ssd_ascend.backends.cpu.native.ops import NativeOps
 from ssd_ascend.backends.cpu.ops import PlainOps
 
 
@@ -22,7 +27,8 @@ class CpuBackend:
     collective: str = "gloo"
 
     def __init__(self) -> None:
-        self.ops: Ops = PlainOps()
+        self._library = native.load()
+        self.ops: Ops = NativeOps(self._library) if self._library else PlainOps()
         self.capabilities = Capabilities(
             graphs=False,
             tree_mask=True,
@@ -31,7 +37,7 @@ class CpuBackend:
             block_sizes=(16, 32, 64, 128, 256),
             dtypes=(torch.bfloat16, torch.float32, torch.float16),
             max_verify_tokens=None,
-            row_invariant=False,
+            row_invariant=self._library is not None,
         )
 
     def device(self, index: int) -> torch.device:
@@ -48,6 +54,8 @@ class CpuBackend:
 
     def attention(self, spec: AttentionSpec, device: torch.device) -> AttentionBackend:
         """Paged attention of one model."""
+        if self._library and supports(spec):
+            return NativeAttention(self._library, spec)
         return PlainAttention(spec)
 
     def graphs(self, device: torch.device) -> GraphCapture | None:

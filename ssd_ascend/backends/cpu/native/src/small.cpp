@@ -1,0 +1,145 @@
+// The small operators between the matrix products: norms, activation, rotary embedding. Each works row by row.
+#include <pthread.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "common.h"
+
+namespace ssd {
+
+namespace {
+bool pool_started = false;
+bool pool_lost = false;
+
+void after_fork_in_child() { pool_lost = pool_started; }
+
+struct ForkGuard {
+    ForkGuard() { pthread_atfork(nullptr, nullptr, after_fork_in_child); }
+} fork_guard;
+}  // namespace
+
+int team(int64_t work, int64_t smallest, int64_t threads) {
+    if (threads <= 1 || work < smallest || pool_lost) return 1;
+    pool_started = true;
+    return int(std::min(threads, std::max<int64_t>(2, work / (smallest / 2))));
+}
+
+constexpr int64_t kSmallest = 1 << 15;  // elements below which a second thread does not pay
+
+// Where row i of a [outer, inner, size] view begins: rows of one outer index are adjacent.
+struct Rows {
+    int64_t inner, stride, size;
+    int64_t offset(int64_t i) const { return i / inner * stride + i % inner * size; }
+};
+
+template <typename T>
+SSD_INLINE float inverse_rms(const T* x, int64_t size, float eps) {
+    F8 squares = {};
+    int64_t i = 0;
+    for (; i + 8 <= size; i += 8) {
+        F8 v = load<8>(x + i);
+        squares = fma8(v, v, squares);
+    }
+    float total = sum(squares);
+    for (; i < size; ++i) total += widen(x[i]) * widen(x[i]);
+    return 1.0f / std::sqrt(total / float(size) + eps);
+}
+
+template <typename T>
+void rms_norm_row(const T* x, const T* weight, T* out, int64_t size, float eps) {
+    const float scale = inverse_rms(x, size, eps);
+    int64_t i = 0;
+    for (; i + 8 <= size; i += 8) store<8>(out + i, load<8>(x + i) * scale * load<8>(weight + i));
+    for (; i < size; ++i) out[i] = narrow<T>(widen(x[i]) * scale * widen(weight[i]));
+}
+
+template <typename T>
+void add_row(const T* x, T* residual, int64_t size) {
+    int64_t i = 0;
+    for (; i + 8 <= size; i += 8) store<8>(residual + i, load<8>(residual + i) + load<8>(x + i));
+    for (; i < size; ++i) residual[i] = narrow<T>(widen(residual[i]) + widen(x[i]));
+}
+
+template <typename T>
+void silu_and_mul_row(const T* x, T* out, int64_t size) {
+    const T* up = x + size;
+    int64_t i = 0;
+    for (; i + 8 <= size; i += 8) {
+        F8 gate = load<8>(x + i);
+        store<8>(out + i, gate / (exp8(-gate) + 1.0f) * load<8>(up + i));
+    }
+    for (; i < size; ++i) {
+        F8 gate = F8{} + widen(x[i]);
+        out[i] = narrow<T>((gate / (exp8(-gate) + 1.0f))[0] * widen(up[i]));
+    }
+}
+
+template <typename T>
+void rotate_head(T* x, const float* cos, const float* sin, int64_t half) {
+    int64_t i = 0;
+    for (; i + 8 <= half; i += 8) {
+        F8 a = load<8>(x + i), b = load<8>(x + half + i), c = load<8>(cos + i), s = load<8>(sin + i);
+        store<8>(x + i, a * c - b * s);
+        store<8>(x + half + i, b * c + a * s);
+    }
+    for (; i < half; ++i) {
+        const float a = widen(x[i]), b = widen(x[half + i]);
+        x[i] = narrow<T>(a * cos[i] - b * sin[i]);
+        x[half + i] = narrow<T>(b * cos[i] + a * sin[i]);
+    }
+}
+
+template <typename Fn>
+SSD_INLINE void for_rows(int64_t rows, int64_t work, int64_t threads, Fn fn) {
+    const int n = int(std::min<int64_t>(team(work, kSmallest, threads), rows));
+    if (n <= 1) {
+        for (int64_t i = 0; i < rows; ++i) fn(i);
+        return;
+    }
+#pragma omp parallel for num_threads(n) schedule(static)
+    for (int64_t i = 0; i < rows; ++i) fn(i);
+}
+
+}  // namespace ssd
+
+using namespace ssd;
+
+// x: [rows / inner, inner, size] whose outer stride is `stride`; out is contiguous.
+SSD_API void ssd_rms_norm(const void* x, const void* weight, void* out, int64_t rows, int64_t inner, int64_t stride,
+                          int64_t size, float eps, int64_t dtype, int64_t threads) {
+    const Rows view{inner, stride, size};
+    SSD_DISPATCH(dtype, T, for_rows(rows, rows * size, threads, [=](int64_t i) {
+        rms_norm_row(static_cast<const T*>(x) + view.offset(i), static_cast<const T*>(weight),
+                     static_cast<T*>(out) + i * size, size, eps);
+    }))
+}
+
+// residual += x, then out = rms_norm(residual); all contiguous.
+SSD_API void ssd_add_rms_norm(const void* x, void* residual, const void* weight, void* out, int64_t rows, int64_t size,
+                              float eps, int64_t dtype, int64_t threads) {
+    SSD_DISPATCH(dtype, T, for_rows(rows, rows * size, threads, [=](int64_t i) {
+        T* total = static_cast<T*>(residual) + i * size;
+        add_row(static_cast<const T*>(x) + i * size, total, size);
+        rms_norm_row(total, static_cast<const T*>(weight), static_cast<T*>(out) + i * size, size, eps);
+    }))
+}
+
+// x: [rows, 2 * size] -> out: [rows, size].
+SSD_API void ssd_silu_and_mul(const void* x, void* out, int64_t rows, int64_t size, int64_t dtype, int64_t threads) {
+    SSD_DISPATCH(dtype, T, for_rows(rows, rows * size * 4, threads, [=](int64_t i) {
+        silu_and_mul_row(static_cast<const T*>(x) + i * 2 * size, static_cast<T*>(out) + i * size, size);
+    }))
+}
+
+// In place on q [tokens, q_heads, dim] and k [tokens, k_heads, dim], whose token strides are given.
+SSD_API void ssd_rotary(void* q, void* k, const int64_t* positions, const float* cos_sin, int64_t tokens,
+                        int64_t q_heads, int64_t k_heads, int64_t q_stride, int64_t k_stride, int64_t dim,
+                        int64_t rotary_dim, int64_t dtype, int64_t threads) {
+    const int64_t half = rotary_dim / 2;
+    SSD_DISPATCH(dtype, T, for_rows(tokens, tokens * (q_heads + k_heads) * dim, threads, [=](int64_t t) {
+        const float *cos = cos_sin + positions[t] * rotary_dim, *sin = cos + half;
+        for (int64_t h = 0; h < q_heads; ++h) rotate_head(static_cast<T*>(q) + t * q_stride + h * dim, cos, sin, half);
+        for (int64_t h = 0; h < k_heads; ++h) rotate_head(static_cast<T*>(k) + t * k_stride + h * dim, cos, sin, half);
+    }))
+}
