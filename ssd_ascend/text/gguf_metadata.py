@@ -1,4 +1,4 @@
-"""Reads chosen keys of a .gguf header, for the tokenizer and for anyone who wants a model's facts without its weights.
+"""Reads a .gguf header: chosen keys for the tokenizer and the model's config, the list of tensors for `weights.gguf`.
 
 The `gguf` package indexes every value and tensor first, which takes seconds for a 49k vocabulary; walking the header
 and decoding only the wanted keys takes about a tenth. Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
@@ -10,10 +10,11 @@ import mmap
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from ssd_ascend.errors import ConfigError
 
+T = TypeVar("T")
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
@@ -23,6 +24,24 @@ def read_gguf_metadata(path: Path, wanted: Callable[[str], bool]) -> dict[str, A
 
     Raises ConfigError when the file is missing, not GGUF version 2 or 3, or cut off inside its header.
     """
+    return _walk(path, lambda header: header.read(wanted))
+
+
+class GgufTensor(NamedTuple):
+    """Where a tensor lies. shape: outermost dimension first; kind: ggml's number of its encoding; offset: bytes."""
+
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+
+
+def read_gguf_tensors(path: Path) -> dict[str, GgufTensor]:
+    """The header's list of tensors, by the names in the file; errors as `read_gguf_metadata`."""
+    return _walk(path, lambda header: header.read_tensors())
+
+
+def _walk(path: Path, walk: Callable[[_Header], T]) -> T:
+    """Open the file, hand `walk` a cursor at its start."""
     if not path.is_file():
         raise ConfigError(f"no such file: {path}", remedy="give the path of a .gguf file")
     with path.open("rb") as file:
@@ -31,7 +50,13 @@ def read_gguf_metadata(path: Path, wanted: Callable[[str], bool]) -> dict[str, A
         except ValueError as error:  # mmap refuses an empty file
             raise ConfigError(f"{path} is empty", remedy="download it again") from error
         with data:
-            return _Header(data, path).read(wanted)
+            header = _Header(data, path)
+            try:
+                return walk(header)
+            except (struct.error, IndexError) as error:
+                raise ConfigError(f"{path} ends inside its header", remedy="download it again") from error
+            except UnicodeDecodeError as error:
+                raise ConfigError(f"{path} holds a name or token that is not UTF-8: {error}") from error
 
 
 class _Header:
@@ -43,22 +68,32 @@ class _Header:
         self._at = 0
 
     def read(self, wanted: Callable[[str], bool]) -> dict[str, Any]:
-        try:
-            count = self._count_of_values()
-            found: dict[str, Any] = {}
-            for _ in range(count):
-                key, kind = self._string(), self._scalar("I")
-                if wanted(key):
-                    found[key] = self._value(kind)
-                else:
-                    self._skip(kind)
-            return found
-        except (struct.error, IndexError) as error:
-            raise ConfigError(f"{self._path} ends inside its header", remedy="download it again") from error
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{self._path} holds a name or token that is not UTF-8: {error}") from error
+        """The wanted values; leaves the cursor behind the last value."""
+        _, num_values = self._counts()
+        found: dict[str, Any] = {}
+        for _ in range(num_values):
+            key, kind = self._string(), self._scalar("I")
+            if wanted(key):
+                found[key] = self._value(kind)
+            else:
+                self._skip(kind)
+        return found
 
-    def _count_of_values(self) -> int:
+    def read_tensors(self) -> dict[str, GgufTensor]:
+        """The list behind the values; its offsets count from the aligned end of the header."""
+        num_tensors, _ = self._counts()
+        alignment = self.read(lambda key: key == "general.alignment").get("general.alignment", 32)
+        self._must_hold(num_tensors)
+        entries: list[tuple[str, GgufTensor]] = []
+        for _ in range(num_tensors):
+            name, num_dims = self._string(), self._scalar("I")
+            shape = tuple(self._scalar("Q") for _ in range(num_dims))[::-1]
+            entries.append((name, GgufTensor(shape, self._scalar("I"), self._scalar("Q"))))
+        start = -(-self._at // alignment) * alignment
+        return {name: tensor._replace(offset=start + tensor.offset) for name, tensor in entries}
+
+    def _counts(self) -> tuple[int, int]:
+        """Numbers of tensors and of values; leaves the cursor at the first value."""
         if self._data[:4] != b"GGUF":
             raise ConfigError(f"{self._path} is not a GGUF file: it starts with {self._data[:4]!r}")
         self._at = 4
@@ -68,8 +103,7 @@ class _Header:
                 f"{self._path} has GGUF version {version}; versions 2 and 3 (little-endian) are supported",
                 remedy="convert the model again with a current converter",
             )
-        self._scalar("Q")  # number of tensors
-        return int(self._scalar("Q"))
+        return int(self._scalar("Q")), int(self._scalar("Q"))
 
     def _scalar(self, code: str) -> Any:
         (value,) = struct.unpack_from(f"<{code}", self._data, self._at)
