@@ -90,7 +90,9 @@ def check_scheduler(scheduler: Scheduler) -> None:
     scheduler.blocks.check(seq.block_table for seq in running)
     assert len(running) <= scheduler.max_num_seqs
     assert all(seq.status is Status.RUNNING for seq in running)
-    assert all(seq.status is Status.WAITING and not seq.block_table for seq in waiting)
+    for seq in waiting:
+        assert (seq.status, seq.block_table, seq.num_computed_tokens) == (Status.WAITING, [], 0)
+    assert scheduler._prefilling <= {seq.id for seq in running}
     assert {seq.id for seq in [*running, *waiting]} == set(scheduler._sequences)
     arrivals = [seq.arrival_s for seq in [*running, *waiting]]
     assert arrivals == sorted(arrivals), "somebody overtook an earlier arrival"
@@ -133,6 +135,9 @@ class ToyEngine:
     def step(self) -> list[TokenDelta]:
         plan = self.scheduler.schedule()
         self.num_steps += 1
+        planned = {row.seq.id for row in plan.decoding} | {chunk.seq.id for chunk in plan.prefills}
+        assert planned.isdisjoint(plan.preempted)
+        assert len(planned) == len(plan.decoding) + len(plan.prefills)
         assert sum(1 + r.max_drafts for r in plan.decoding) + sum(c.length for c in plan.prefills) <= (
             self.scheduler.max_batched_tokens
         )
@@ -146,6 +151,8 @@ class ToyEngine:
         for delta in deltas:
             self.take(delta)
         check_scheduler(self.scheduler)
+        for seq in self.scheduler._running:
+            assert len(seq.block_table) <= self.scheduler.blocks.blocks_for(seq.num_tokens), "slots of drafts were kept"
         return deltas
 
     def take(self, delta: TokenDelta) -> None:

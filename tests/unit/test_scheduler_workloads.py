@@ -1,4 +1,4 @@
-"""The scheduler under load, with a toy model: every answer is what its sequence gets alone, nothing leaks or starves."""
+"""The scheduler under load, with a toy model: every answer is what its sequence gets alone, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -151,6 +151,35 @@ def test_no_preemption_while_shorter_drafts_would_do() -> None:
     assert scheduler.stats().preemptions == 0
     for seq_id in range(2):
         assert engine.outputs[seq_id] == solo([seq_id + 1] * 3, 9)
+
+
+def test_a_newcomer_waits_for_blocks_that_a_running_sequence_is_about_to_need() -> None:
+    scheduler = make_scheduler(8, 4)
+    engine = ToyEngine(scheduler)
+    engine.add(make_sequence(0, [1] * 4, 24))
+    engine.step()
+    engine.add(make_sequence(1, [2] * 12, 24))
+    engine.step()
+    assert scheduler.blocks.num_free >= scheduler.blocks.blocks_for(12)
+    assert (scheduler.stats().running, scheduler.stats().waiting) == (1, 1)
+    engine.run()
+    assert scheduler.stats().preemptions == 0
+
+
+def test_a_preempted_sequence_does_not_come_back_in_the_same_step() -> None:
+    """Its prompt lies in another sequence's blocks as well, so that it would fit again at once."""
+    scheduler = make_scheduler(5, 4)
+    engine = ToyEngine(scheduler)
+    for seq_id in range(2):
+        engine.add(make_sequence(seq_id, [1] * 8, 10))
+    engine.step()
+    assert scheduler.stats().running == 2
+    plan = scheduler.schedule()
+    assert plan.preempted == [1]
+    assert [row.seq.id for row in plan.decoding] == [0]
+    assert plan.prefills == []
+    engine.run()
+    assert engine.outputs[0] == engine.outputs[1] == solo([1] * 8, 10)
 
 
 def test_b33_near_the_model_length_everyone_ends_exactly_at_it() -> None:
