@@ -1,0 +1,299 @@
+"""Messages to bytes and back: `encode` and `decode`, called by every transport that leaves the process.
+
+A fixed layout, never pickle: the other side may be another host. `decode` believes nothing; whatever is out of range
+is a `TransportError` that names it, so that nonsense costs a worker and never the server. Decoded tensors are views
+of the buffer that was received.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+import torch
+
+from ssd_ascend.core.sampling import MAX_STOP_STRINGS, SamplingParams
+from ssd_ascend.core.speculation import Source, VerificationOutcome
+from ssd_ascend.errors import RequestError, TransportError
+from ssd_ascend.transport.frame import FLOAT_DTYPES, MAX_MESSAGE_BYTES, FrameReader, FrameWriter
+from ssd_ascend.transport.messages import Answer, Attach, Hello, Message, Request, Shutdown, Update, WorkerStats
+
+_INT64_MAX: Final = (1 << 63) - 1
+_INT64_MIN: Final = -(1 << 63)
+_MAX_ID: Final = (1 << 31) - 1
+"""Of tokens and of lengths."""
+_MAX_NAME_BYTES: Final = 256
+_MAX_STOP_BYTES: Final = 1 << 20
+_COUNTS: Final = ("rounds", "lookups", "hits", "cached_drafts", "used_drafts", "cache_bytes")
+_LAST_SOURCE: Final = int(max(Source))
+_IDS: Final = frozenset({torch.int64})
+_HELLO, _REQUEST, _ANSWER, _SHUTDOWN = 1, 2, 3, 4
+
+
+def encode(message: Message, *, limit: int = MAX_MESSAGE_BYTES) -> torch.Tensor:
+    """The message as one contiguous uint8 tensor on the host; TransportError when it cannot travel."""
+    w = FrameWriter()
+    match message:
+        case Request():
+            _put_request(w, message)
+            return w.finish(_REQUEST, limit=limit)
+        case Answer():
+            _put_answer(w, message)
+            return w.finish(_ANSWER, limit=limit)
+        case Hello():
+            _put_hello(w, message)
+            return w.finish(_HELLO, limit=limit)
+        case Shutdown():
+            return w.finish(_SHUTDOWN, limit=limit)
+
+
+def decode(buffer: torch.Tensor, *, limit: int = MAX_MESSAGE_BYTES) -> Message:
+    """The message in a frame, a uint8 row on the host; TransportError naming what is wrong with it."""
+    r = FrameReader(buffer, limit=limit)
+    message: Message
+    match r.kind:
+        case 2:
+            message = _get_request(r)
+        case 3:
+            message = _get_answer(r)
+        case 1:
+            message = _get_hello(r)
+        case 4:
+            message = Shutdown()
+        case other:
+            raise TransportError(f"message kind {other}: expected 1 to 4")
+    r.finish()
+    return message
+
+
+def _put_hello(w: FrameWriter, hello: Hello) -> None:
+    w.words += (hello.version, hello.target_vocab, hello.draft_vocab, hello.feature_width, hello.lookahead)
+    w.text(hello.drafter)
+    w.tensor(hello.to_target)
+
+
+def _get_hello(r: FrameReader) -> Hello:
+    version = r.word("version", 0, _MAX_ID)
+    target_vocab = r.word("target_vocab", 1, _MAX_ID)
+    draft_vocab = r.word("draft_vocab", 1, _MAX_ID)
+    feature_width = r.word("feature_width", 0, _MAX_ID)
+    lookahead = r.word("lookahead", 0, _MAX_ID)
+    drafter = r.text("drafter", _MAX_NAME_BYTES)
+    to_target = r.tensor("to_target", _IDS, (draft_vocab,))
+    if to_target is not None:
+        _check_ids("to_target", to_target, target_vocab - 1)
+    return Hello(
+        version=version,
+        target_vocab=target_vocab,
+        draft_vocab=draft_vocab,
+        feature_width=feature_width,
+        lookahead=lookahead,
+        drafter=drafter,
+        to_target=to_target,
+    )
+
+
+def _put_request(w: FrameWriter, request: Request) -> None:
+    w.words += (request.number, len(request.attaches), len(request.updates))
+    w.ints(request.released)
+    for attach in request.attaches:
+        _put_attach(w, attach)
+    for update in request.updates:
+        w.words += (*update.outcome, update.num_tokens_before)
+        w.ints(update.new_tokens)
+        w.tensor(update.features)
+
+
+def _get_request(r: FrameReader) -> Request:
+    number = r.word("request number", 0, _INT64_MAX)
+    num_attaches, num_updates = r.count("attaches"), r.count("updates")
+    released = r.ints("released", 0, _INT64_MAX)
+    attaches = [_get_attach(r) for _ in range(num_attaches)]
+    updates = [_get_update(r) for _ in range(num_updates)]
+    return Request(number=number, released=released, attaches=attaches, updates=updates)
+
+
+def _get_update(r: FrameReader) -> Update:
+    outcome = VerificationOutcome(
+        r.word("seq_id", 0, _INT64_MAX), r.word("num_accepted", 0, _MAX_ID), r.word("recovery_token", 0, _MAX_ID)
+    )
+    before = r.word("num_tokens_before", 0, _MAX_ID)
+    new_tokens = r.ints("new_tokens", 0, _MAX_ID)
+    features = r.tensor("features", FLOAT_DTYPES, (len(new_tokens), None))
+    return Update(outcome=outcome, num_tokens_before=before, new_tokens=new_tokens, features=features)
+
+
+def _put_attach(w: FrameWriter, attach: Attach) -> None:
+    w.words += (attach.seq_id, attach.num_prompt_tokens)
+    _put_seed(w, attach.seed)
+    w.ints(attach.token_ids)
+    w.ints(sorted(attach.stop_ids))
+    _put_sampling(w, attach.sampling)
+    w.tensor(attach.features)
+
+
+def _get_attach(r: FrameReader) -> Attach:
+    seq_id = r.word("seq_id", 0, _INT64_MAX)
+    num_prompt_tokens = r.word("num_prompt_tokens", 0, _MAX_ID)
+    seed = _get_seed(r)
+    token_ids = r.ints("token_ids", 0, _MAX_ID)
+    if not token_ids or num_prompt_tokens > len(token_ids):
+        raise TransportError(f"sequence {seq_id} has {len(token_ids)} tokens, {num_prompt_tokens} of them its prompt")
+    stop_ids = frozenset(r.ints("stop_ids", 0, _MAX_ID))
+    sampling = _get_sampling(r)
+    features = r.tensor("features", FLOAT_DTYPES, (len(token_ids) - 1, None))
+    return Attach(
+        seq_id=seq_id,
+        token_ids=token_ids,
+        num_prompt_tokens=num_prompt_tokens,
+        sampling=sampling,
+        seed=seed,
+        stop_ids=stop_ids,
+        features=features,
+    )
+
+
+def _put_seed(w: FrameWriter, seed: int) -> None:
+    """Seeds are signed or unsigned 64-bit numbers; the first word says which half an unsigned one lies in."""
+    high = seed > _INT64_MAX
+    w.words += (int(high), seed - (1 << 64) if high else seed)
+
+
+def _get_seed(r: FrameReader) -> int:
+    high = _flag(r, "seed is above int64")
+    return r.word("seed", _INT64_MIN, -1 if high else _INT64_MAX) + (high << 64)
+
+
+def _put_optional(w: FrameWriter, value: int | None) -> None:
+    w.words += (0, 0) if value is None else (1, value)
+
+
+def _get_optional(r: FrameReader, what: str) -> int | None:
+    present = _flag(r, what)
+    value = r.word(what, _INT64_MIN, _INT64_MAX)
+    return value if present else None
+
+
+def _flag(r: FrameReader, what: str) -> int:
+    return r.word(what, 0, 1)
+
+
+def _put_sampling(w: FrameWriter, s: SamplingParams) -> None:
+    w.floats += (s.temperature, s.top_p, s.min_p, s.presence_penalty, s.frequency_penalty, s.repetition_penalty)
+    w.words += (s.top_k, s.min_tokens, int(s.ignore_eos), int(s.include_stop_str_in_output), s.n)
+    for value in (s.seed, s.max_tokens, s.logprobs):
+        _put_optional(w, value)
+    w.ints(list(s.logit_bias))
+    w.floats += s.logit_bias.values()
+    w.ints(s.stop_token_ids)
+    w.words.append(len(s.stop))
+    for stop in s.stop:
+        w.text(stop)
+
+
+def _get_sampling(r: FrameReader) -> SamplingParams:
+    """Ranges are the business of SamplingParams itself, which checks them as for any client."""
+    temperature, top_p, min_p, presence, frequency, repetition = r.take_floats(6)
+    top_k, min_tokens = r.take(2)
+    ignore_eos, include_stop = _flag(r, "ignore_eos"), _flag(r, "include_stop_str_in_output")
+    (n,) = r.take(1)
+    seed, max_tokens, logprobs = (_get_optional(r, what) for what in ("seed", "max_tokens", "logprobs"))
+    biased = r.ints("logit_bias", 0, _MAX_ID)
+    bias = dict(zip(biased, r.take_floats(len(biased)), strict=True))
+    stop_token_ids = tuple(r.ints("stop_token_ids", 0, _MAX_ID))
+    num_stops = r.word("number of stop strings", 0, MAX_STOP_STRINGS)
+    stop = tuple(r.text("stop string", _MAX_STOP_BYTES) for _ in range(num_stops))
+    try:
+        return SamplingParams(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            seed=seed,
+            presence_penalty=presence,
+            frequency_penalty=frequency,
+            repetition_penalty=repetition,
+            logit_bias=bias,
+            min_tokens=min_tokens,
+            max_tokens=max_tokens,
+            stop=stop,
+            stop_token_ids=stop_token_ids,
+            ignore_eos=bool(ignore_eos),
+            include_stop_str_in_output=bool(include_stop),
+            logprobs=logprobs,
+            n=n,
+        )
+    except RequestError as error:
+        raise TransportError(f"sampling parameters: {error}") from error
+
+
+def _put_answer(w: FrameWriter, answer: Answer) -> None:
+    stats = answer.stats
+    w.words.append(answer.number)
+    w.ints(answer.seq_ids)
+    w.ints(answer.sources)
+    w.ints(answer.num_tokens)
+    w.ints(answer.has_law)
+    w.ids(answer.tokens)
+    w.tensor(answer.law)
+    w.floats.append(stats.idle_s)
+    w.words += (getattr(stats, name) for name in _COUNTS)
+
+
+def _get_answer(r: FrameReader) -> Answer:
+    number = r.word("answer number", 0, _INT64_MAX)
+    seq_ids = r.ints("seq_ids", 0, _INT64_MAX)
+    sources = r.ints("sources", 0, _LAST_SOURCE)
+    num_tokens = r.ints("num_tokens", 0, _MAX_ID)
+    has_law = r.ints("has_law", 0, 1)
+    tokens = r.ids("tokens", _MAX_ID)
+    lengths = (len(seq_ids), len(sources), len(num_tokens), len(has_law), len(tokens))
+    if min(lengths) != max(lengths):
+        raise TransportError(f"seq_ids, sources, num_tokens, has_law and tokens of one answer have {lengths} rows")
+    lookahead = tokens.shape[1]
+    if max(num_tokens, default=0) > lookahead:
+        raise TransportError(f"num_tokens holds {max(num_tokens)}: expected 0 to {lookahead}")
+    law = r.tensor("law", FLOAT_DTYPES, (sum(has_law), lookahead, None))
+    if law is not None or any(has_law):
+        _check_law(law, [n for n, has in zip(num_tokens, has_law, strict=True) if has])
+    return Answer(
+        number=number,
+        seq_ids=seq_ids,
+        sources=sources,
+        num_tokens=num_tokens,
+        tokens=tokens,
+        has_law=[has == 1 for has in has_law],
+        law=law,
+        stats=_get_stats(r),
+    )
+
+
+def _get_stats(r: FrameReader) -> WorkerStats:
+    (idle_s,) = r.take_floats(1)
+    counts = r.take(len(_COUNTS))
+    if not (math.isfinite(idle_s) and idle_s >= 0.0 and min(counts) >= 0):
+        raise TransportError(f"worker statistics: idle_s {idle_s}, counts {counts}: expected finite, none below 0")
+    return WorkerStats(idle_s=idle_s, **dict(zip(_COUNTS, counts, strict=True)))
+
+
+def _check_ids(what: str, ids: torch.Tensor, high: int) -> None:
+    if ids.numel():
+        least, most = (int(bound) for bound in ids.aminmax())
+        if least < 0 or most > high:
+            raise TransportError(f"{what} holds {least if least < 0 else most}: expected 0 to {high}")
+
+
+def _check_law(law: torch.Tensor | None, lengths: Iterable[int]) -> None:
+    """One pass over the used positions: the largest log-weight is finite, hence no NaN, no +inf, and not all -inf."""
+    lengths = list(lengths)
+    if law is None:
+        if lengths:
+            raise TransportError(f"{len(lengths)} rows were drawn from a law that was not sent")
+        return
+    if not lengths or law.shape[2] == 0:
+        raise TransportError(f"a law of shape {list(law.shape)} for {len(lengths)} rows")
+    whole = all(length == law.shape[1] for length in lengths)
+    used = law if whole else torch.cat([row[:length] for row, length in zip(law, lengths, strict=True)])
+    if used.numel() and not bool(used.amax(dim=-1).isfinite().all()):
+        raise TransportError("the law of a draft holds NaN or +inf, or no token at all")

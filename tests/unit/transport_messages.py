@@ -1,0 +1,167 @@
+"""Messages for the transport tests: hypothesis strategies for every kind, and equality that looks into tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from hypothesis import strategies as st
+
+from ssd_ascend.core.sampling import SamplingParams
+from ssd_ascend.core.speculation import VerificationOutcome
+from ssd_ascend.transport.messages import Answer, Attach, Hello, Message, Request, Shutdown, Update, WorkerStats
+
+token = st.integers(0, (1 << 31) - 1)
+sequence_id = st.integers(0, (1 << 63) - 1)
+length = st.integers(0, (1 << 31) - 1)
+counter = st.integers(0, (1 << 63) - 1)
+float_dtype = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+
+
+def same(a: object, b: object) -> bool:
+    """Equality of messages: tensors by dtype, shape and bits."""
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and bits(a) == bits(b)
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if dataclasses.is_dataclass(a):
+        return all(same(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
+    return a == b
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+@st.composite
+def features(draw: st.DrawFn, rows: int) -> torch.Tensor | None:
+    if draw(st.booleans()):
+        return None
+    width = draw(st.integers(0, 5))
+    tensor = torch.randn(rows, width, generator=torch.Generator().manual_seed(draw(st.integers(0, 9))))
+    tensor = tensor.to(draw(float_dtype))
+    return tensor.t().contiguous().t() if draw(st.booleans()) else tensor  # also what is not contiguous must travel
+
+
+@st.composite
+def sampling(draw: st.DrawFn) -> SamplingParams:
+    max_tokens = draw(st.none() | st.integers(1, 1 << 31))
+    return SamplingParams(
+        temperature=draw(st.floats(0.0, 100.0)),
+        top_p=draw(st.floats(0.001, 1.0)),
+        top_k=draw(st.integers(-1, 1 << 31)),
+        min_p=draw(st.floats(0.0, 1.0)),
+        seed=draw(st.none() | st.integers(-(1 << 63), (1 << 63) - 1)),
+        presence_penalty=draw(st.floats(-2.0, 2.0)),
+        frequency_penalty=draw(st.floats(-2.0, 2.0)),
+        repetition_penalty=draw(st.floats(0.1, 100.0)),
+        logit_bias=draw(st.dictionaries(token, st.floats(-100.0, 100.0), max_size=4)),
+        min_tokens=draw(st.integers(0, max_tokens or 1 << 31)),
+        max_tokens=max_tokens,
+        stop=tuple(draw(st.lists(st.text(st.characters(), min_size=1, max_size=6), max_size=4))),
+        stop_token_ids=tuple(draw(st.lists(token, max_size=3))),
+        ignore_eos=draw(st.booleans()),
+        include_stop_str_in_output=draw(st.booleans()),
+        logprobs=draw(st.none() | st.integers(0, 20)),
+        n=draw(st.integers(1, 128)),
+    )
+
+
+@st.composite
+def attaches(draw: st.DrawFn) -> Attach:
+    tokens = draw(st.lists(token, min_size=1, max_size=9))
+    return Attach(
+        seq_id=draw(sequence_id),
+        token_ids=tokens,
+        num_prompt_tokens=draw(st.integers(0, len(tokens))),
+        sampling=draw(sampling()),
+        seed=draw(st.integers(-(1 << 63), (1 << 64) - 1)),
+        stop_ids=draw(st.frozensets(token, max_size=4)),
+        features=draw(features(len(tokens) - 1)),
+    )
+
+
+@st.composite
+def updates(draw: st.DrawFn) -> Update:
+    new_tokens = draw(st.lists(token, min_size=1, max_size=6))
+    return Update(
+        outcome=VerificationOutcome(draw(sequence_id), draw(length), draw(token)),
+        num_tokens_before=draw(length),
+        new_tokens=new_tokens,
+        features=draw(features(len(new_tokens))),
+    )
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    return Request(
+        number=draw(counter),
+        released=draw(st.lists(sequence_id, max_size=3)),
+        attaches=draw(st.lists(attaches(), max_size=2)),
+        updates=draw(st.lists(updates(), max_size=3)),
+    )
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> Answer:
+    rows, lookahead, vocab = draw(st.integers(0, 4)), draw(st.integers(0, 4)), draw(st.integers(1, 5))
+    has_law = draw(st.lists(st.booleans(), min_size=rows, max_size=rows))
+    law = torch.randn(sum(has_law), lookahead, vocab, generator=torch.Generator().manual_seed(draw(st.integers(0, 9))))
+    law[..., 1:][law[..., 1:] > 0.5] = -torch.inf  # a cut-off token, as top-p makes them
+    return Answer(
+        number=draw(counter),
+        seq_ids=draw(st.lists(sequence_id, min_size=rows, max_size=rows)),
+        sources=draw(st.lists(st.integers(0, 2), min_size=rows, max_size=rows)),
+        num_tokens=draw(st.lists(st.integers(0, lookahead), min_size=rows, max_size=rows)),
+        tokens=torch.randint(0, 1 << 31, (rows, lookahead)),
+        has_law=has_law,
+        law=law.to(draw(float_dtype)) if any(has_law) else None,
+        stats=WorkerStats(
+            idle_s=draw(st.floats(0.0, 1e9)),
+            **{
+                name: draw(counter)
+                for name in ("rounds", "lookups", "hits", "cached_drafts", "used_drafts", "cache_bytes")
+            },
+        ),
+    )
+
+
+@st.composite
+def hellos(draw: st.DrawFn) -> Hello:
+    vocab, draft_vocab = draw(st.integers(1, (1 << 31) - 1)), draw(st.integers(1, 50))
+    return Hello(
+        version=draw(st.integers(0, 1 << 30)),
+        target_vocab=vocab,
+        draft_vocab=draft_vocab,
+        feature_width=draw(length),
+        lookahead=draw(st.integers(0, 64)),
+        drafter=draw(st.text(st.characters(), max_size=20)),
+        to_target=torch.randint(0, vocab, (draft_vocab,)) if draw(st.booleans()) else None,
+    )
+
+
+messages: st.SearchStrategy[Message] = hellos() | requests() | answers() | st.just(Shutdown())
+
+
+def answer(number: int = 1, *, rows: int = 1, payload_bytes: int = 0) -> Answer:
+    """A greedy answer, or one whose law weighs about `payload_bytes`."""
+    law = torch.randn(1, 2, max(1, payload_bytes // 8)) if payload_bytes else None
+    has_law = [law is not None] + [False] * (rows - 1)
+    tokens = torch.arange(2 * rows).view(rows, 2)
+    return Answer(
+        number=number,
+        seq_ids=list(range(rows)),
+        sources=[2] * rows,
+        num_tokens=[2] * rows,
+        tokens=tokens,
+        has_law=has_law,
+        law=law,
+    )
+
+
+def request(number: int = 1) -> Request:
+    """A step of one sequence."""
+    outcome = VerificationOutcome(7, 1, 30)
+    return Request(number=number, updates=[Update(outcome=outcome, num_tokens_before=9, new_tokens=[20, 30])])
