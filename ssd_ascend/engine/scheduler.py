@@ -7,7 +7,6 @@ sequence is older than every waiting one, the oldest always moves on, and nothin
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -17,6 +16,7 @@ from ssd_ascend.core.sequence import FinishReason, Sequence, Status
 from ssd_ascend.core.speculation import Speculation, TokenLogprobs, Verification
 from ssd_ascend.core.stats import EngineStats, SpeculationStats
 from ssd_ascend.engine.prefill import fair_share, split_budget
+from ssd_ascend.engine.queues import Queues
 from ssd_ascend.engine.stopping import find_ending
 from ssd_ascend.engine.tally import RowDraft, count_row, row_draft, summary
 from ssd_ascend.errors import ConfigError, RequestError
@@ -62,11 +62,7 @@ class Scheduler:
         self.lookahead = lookahead
         beside = max_batched_tokens // 4 if prefill_beside_decode is None else prefill_beside_decode
         self.prefill_beside_decode = max(1, beside)
-        self._sequences: dict[int, Sequence] = {}
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
-        self._prefilling: set[int] = set()
-        """Running sequences that have not drawn a token since their admission."""
+        self._queues = Queues()
         self._prompt_keys: dict[int, list[bytes]] = {}
         """Content keys of the waiting sequence at the head, which may be tried many times."""
         self._stats = EngineStats(
@@ -78,7 +74,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """True while some sequence is unfinished."""
-        return bool(self._sequences)
+        return bool(self._queues.by_id)
 
     @property
     def max_tokens_that_fit(self) -> int:
@@ -87,7 +83,7 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Queue `seq`. Raises `RequestError` when it could never be served, however long it waited."""
-        if seq.id in self._sequences:
+        if seq.id in self._queues.by_id:
             raise RequestError(f"id {seq.id} belongs to a request that is still running", param="id")
         if seq.num_tokens == 0:
             raise RequestError("the prompt has no tokens", param="prompt", remedy="give at least one token")
@@ -105,8 +101,7 @@ class Scheduler:
                 param="prompt",
                 remedy="shorten the prompt",
             )
-        self._sequences[seq.id] = seq
-        self._waiting.append(seq)
+        self._queues.add(seq)
 
     def abort(self, seq_ids: Iterable[int]) -> list[TokenDelta]:
         """End sequences now, in whatever state they are; unknown and finished ids are skipped.
@@ -124,8 +119,8 @@ class Scheduler:
         speculation = self._stats.speculation
         return replace(
             self._stats,
-            running=len(self._running),
-            waiting=len(self._waiting),
+            running=len(self._queues.running),
+            waiting=len(self._queues.waiting),
             kv_blocks_used=self.blocks.num_used,
             speculation=replace(
                 speculation,
@@ -152,35 +147,27 @@ class Scheduler:
     def _secure_last_tokens(self) -> list[int]:
         """Give every decoding sequence a slot for its last token, oldest first; the latest arrivals pay for it."""
         preempted: list[int] = []
-        for seq in list(self._running):
-            if seq.status is not Status.RUNNING:
-                break  # the latest go first, so all that follow were preempted too
-            if seq.id in self._prefilling:
-                continue
+        for seq in self._queues.decoding:
             while seq.status is Status.RUNNING and not self.blocks.can_grow(seq.block_table, seq.num_tokens):
                 preempted.append(self._preempt_latest())
-            if seq.status is Status.RUNNING:
-                self.blocks.grow(seq.block_table, seq.num_tokens)
+            if seq.status is not Status.RUNNING:
+                break  # it was the latest itself, so there is nobody after it
+            self.blocks.grow(seq.block_table, seq.num_tokens)
         return preempted
 
     def _preempt_latest(self) -> int:
         """Take the blocks of the latest arrival. It keeps its tokens and comes back first, to compute them again."""
-        seq = self._running.pop()
+        seq = self._queues.put_back_latest()
         self.blocks.free(seq.block_table)
-        self._prefilling.discard(seq.id)
-        seq.status = Status.WAITING
         seq.num_computed_tokens = 0
         seq.num_preemptions += 1
         self._stats.preemptions += 1
-        self._waiting.appendleft(seq)
         return seq.id
 
     def _decode_rows(self) -> list[DecodeRow]:
         """A row for each decoding sequence, with slots for as many drafts as limits and free blocks allow."""
         rows = []
-        for seq in self._running:
-            if seq.id in self._prefilling:
-                continue
+        for seq in self._queues.decoding:
             drafts = min(self.lookahead, seq.num_remaining - 1, self.blocks.room(seq.block_table) - seq.num_tokens)
             self.blocks.grow(seq.block_table, seq.num_tokens + drafts)
             rows.append(DecodeRow(seq, drafts))
@@ -189,16 +176,16 @@ class Scheduler:
     def _admit(self, budget: int) -> None:
         """Let waiting sequences in, in order, while the step has tokens for them and the cache holds all they have."""
         share = fair_share(budget)
-        unclaimed = budget - sum(min(share, _uncomputed(seq)) for seq in self._prefill_queue())
-        if not self._waiting or unclaimed <= 0:
+        unclaimed = budget - sum(min(share, _uncomputed(seq)) for seq in self._queues.prefilling)
+        if not self._queues.waiting or unclaimed <= 0:
             return
-        headroom = sum(self._soon_needed(seq) for seq in self._running)
-        while self._waiting and unclaimed > 0 and len(self._running) < self.max_num_seqs:
-            seq = self._waiting[0]
+        headroom = sum(self._soon_needed(seq) for seq in self._queues.running)
+        while self._queues.waiting and unclaimed > 0 and len(self._queues.running) < self.max_num_seqs:
+            seq = self._queues.waiting[0]
             cached = self.blocks.match(seq.token_ids, known_keys=self._prompt_keys.setdefault(seq.id, []))
             if self.blocks.num_needed(seq.num_tokens, cached) + headroom > self.blocks.num_free:
                 return
-            self._start(self._waiting.popleft(), cached)
+            self._start_next(cached)
             headroom += self._soon_needed(seq)
             unclaimed -= min(share, _uncomputed(seq))
 
@@ -207,12 +194,10 @@ class Scheduler:
         reach = min(seq.num_tokens + self.lookahead + _HORIZON, seq.max_total_tokens)
         return max(0, self.blocks.blocks_for(reach) - len(seq.block_table))
 
-    def _start(self, seq: Sequence, cached: list[int]) -> None:
+    def _start_next(self, cached: list[int]) -> None:
+        seq = self._queues.start_next()
         seq.block_table = self.blocks.allocate(seq.num_tokens, cached)
         seq.num_computed_tokens = len(cached) * self.blocks.block_size
-        seq.status = Status.RUNNING
-        self._running.append(seq)
-        self._prefilling.add(seq.id)
         self._prompt_keys.pop(seq.id, None)
         if seq.num_preemptions == 0:
             seq.num_cached_tokens = seq.num_computed_tokens
@@ -220,13 +205,10 @@ class Scheduler:
             self._stats.cached_tokens += seq.num_cached_tokens
 
     def _prefill_chunks(self, budget: int) -> list[PrefillChunk]:
-        queue = self._prefill_queue()
+        queue = self._queues.prefilling
         lengths = split_budget([_uncomputed(seq) for seq in queue], budget)
         pairs = zip(queue, lengths, strict=True)
         return [PrefillChunk(seq, seq.num_computed_tokens, length) for seq, length in pairs if length > 0]
-
-    def _prefill_queue(self) -> list[Sequence]:
-        return [seq for seq in self._running if seq.id in self._prefilling] if self._prefilling else []
 
     # -- one step: result --------------------------------------------------------------------------------------------
 
@@ -253,7 +235,7 @@ class Scheduler:
             deltas.append(
                 self._extend(seq, verification.new_tokens[index], verification.logprobs[index], num_accepted, draft)
             )
-        self._drop_finished()
+        self._queues.sweep()
         return deltas
 
     def _advance(self, chunk: PrefillChunk) -> None:
@@ -262,7 +244,7 @@ class Scheduler:
             return
         seq.num_computed_tokens = chunk.start + chunk.length
         if chunk.is_last:
-            self._prefilling.discard(seq.id)
+            self._queues.mark_decoding(seq)
         self.blocks.register(seq.block_table, seq.token_ids, seq.num_computed_tokens)
 
     def _extend(
@@ -306,28 +288,20 @@ class Scheduler:
     def _end(self, seq_ids: Iterable[int], reason: FinishReason, *, error: str | None) -> list[TokenDelta]:
         deltas = []
         for seq_id in seq_ids:
-            seq = self._sequences.get(seq_id)
+            seq = self._queues.by_id.get(seq_id)
             if seq is None:
                 continue
             self._finish(seq, reason)
             deltas.append(
                 TokenDelta(seq_id=seq_id, token_ids=[], finish_reason=reason.value, error=error, stats=summary(seq))
             )
-        if deltas:
-            self._drop_finished()
-            self._waiting = deque(seq for seq in self._waiting if seq.status is not Status.FINISHED)
+        self._queues.sweep()
         return deltas
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
-        """Give everything back at once. `_running` and `_waiting` are swept by the caller, once for all that ended."""
-        seq.status = Status.FINISHED
+        """Give everything back at once; the caller sweeps the queues, once for all that end together."""
+        self._queues.finish(seq)
         seq.finish_reason = reason
         self.blocks.free(seq.block_table)
-        self._prefilling.discard(seq.id)
         self._prompt_keys.pop(seq.id, None)
-        del self._sequences[seq.id]
         self._stats.finished += 1
-
-    def _drop_finished(self) -> None:
-        if any(seq.status is Status.FINISHED for seq in self._running):
-            self._running = [seq for seq in self._running if seq.status is Status.RUNNING]

@@ -86,18 +86,18 @@ def make_scheduler(
 
 def check_scheduler(scheduler: Scheduler) -> None:
     """What must hold between any two calls."""
-    running, waiting = scheduler._running, list(scheduler._waiting)
+    running, waiting = scheduler._queues.running, list(scheduler._queues.waiting)
     scheduler.blocks.check(seq.block_table for seq in running)
     assert len(running) <= scheduler.max_num_seqs
     assert all(seq.status is Status.RUNNING for seq in running)
     for seq in waiting:
         assert (seq.status, seq.block_table, seq.num_computed_tokens) == (Status.WAITING, [], 0)
-    assert scheduler._prefilling <= {seq.id for seq in running}
-    assert {seq.id for seq in [*running, *waiting]} == set(scheduler._sequences)
+    assert scheduler._queues._prefilling <= {seq.id for seq in running}
+    assert {seq.id for seq in [*running, *waiting]} == set(scheduler._queues.by_id)
     arrivals = [seq.arrival_s for seq in [*running, *waiting]]
     assert arrivals == sorted(arrivals), "somebody overtook an earlier arrival"
     for seq in running:
-        if seq.id not in scheduler._prefilling:
+        if seq.id not in scheduler._queues._prefilling:
             assert seq.is_decoding
     assert set(scheduler._prompt_keys) <= {seq.id for seq in waiting}
 
@@ -151,7 +151,7 @@ class ToyEngine:
         for delta in deltas:
             self.take(delta)
         check_scheduler(self.scheduler)
-        for seq in self.scheduler._running:
+        for seq in self.scheduler._queues.running:
             assert len(seq.block_table) <= self.scheduler.blocks.blocks_for(seq.num_tokens), "slots of drafts were kept"
         return deltas
 

@@ -217,7 +217,7 @@ def test_b30_an_abort_frees_everything_whatever_the_state() -> None:
         engine.add(make_sequence(seq_id, [seq_id + 1] * 12, 30))
     for _ in range(3):
         engine.step()
-    states = {seq.status for seq in scheduler._sequences.values()}
+    states = {seq.status for seq in scheduler._queues.by_id.values()}
     assert states == {Status.RUNNING, Status.WAITING}
     deltas = scheduler.abort([0, 1, 2, 3, 99])
     check_scheduler(scheduler)
@@ -237,9 +237,9 @@ def test_b30_a_preempted_sequence_can_be_aborted() -> None:
     engine = ToyEngine(scheduler)
     for seq_id in range(2):
         engine.add(make_sequence(seq_id, [seq_id + 1] * 4, 20))
-    while not scheduler._sequences[1].num_preemptions:
+    while not scheduler._queues.by_id[1].num_preemptions:
         engine.step()
-    assert scheduler._sequences[1].status is Status.WAITING
+    assert scheduler._queues.by_id[1].status is Status.WAITING
     scheduler.abort([1])
     check_scheduler(scheduler)
     engine.run()

@@ -111,7 +111,7 @@ def test_preemption_keeps_tokens_budget_and_the_first_hit_count() -> None:
     engine.add(make_sequence(0, [*stem, 1], 24))
     engine.step()
     engine.add(make_sequence(1, [*stem, 2], 24))
-    victim = scheduler._sequences[1]
+    victim = scheduler._queues.by_id[1]
     engine.run()
     assert victim.num_preemptions > 0
     assert victim.num_cached_tokens == 4
@@ -294,9 +294,9 @@ def test_32_clients_at_once_none_starves(lengths: list[int]) -> None:
         engine.add(make_sequence(seq_id, [seq_id] * length, length + 30))
     clock, first = 0.0, {}
     while len(first) < 32:
-        before = {seq.id: seq.num_computed_tokens for seq in scheduler._sequences.values()}
+        before = {seq.id: seq.num_computed_tokens for seq in scheduler._queues.by_id.values()}
         deltas = engine.step()
-        live = scheduler._sequences
+        live = scheduler._queues.by_id
         clock += 30 + sum(live[seq_id].num_computed_tokens - done for seq_id, done in before.items() if seq_id in live)
         for delta in deltas:
             first.setdefault(delta.seq_id, clock)
