@@ -73,6 +73,15 @@ def resolve_model(name_or_path: str) -> Path:
     )
 
 
+def resolve_draft(name_or_path: str) -> Path:
+    """Where a draft's weights lie; a preset that has a [draft] means that one, else its target."""
+    if is_preset(name_or_path) and not Path(name_or_path).expanduser().is_dir():
+        file = preset_path(name_or_path)
+        preset = load_preset(file)
+        return resolve_source((preset.draft or preset.target).source, base=file.parent)
+    return resolve_model(name_or_path)
+
+
 def resolve_source(source: Source, *, base: Path) -> Path:
     """Where a preset's weights lie; `base` is the folder of the preset, for relative paths."""
     if source.package is not None and source.file is not None:

@@ -99,6 +99,23 @@ class Chain(NamedTuple):
     hidden: torch.Tensor | None
 
 
+def spread(chain: Chain, rows: Rows[int], num_rows: int) -> Chain:
+    """A chain of the given rows as one of all `num_rows` rows, the others without tokens."""
+    if len(rows) == num_rows:
+        return chain
+    index = torch.tensor(rows, device=chain.tokens.device)
+
+    def place(part: torch.Tensor | None) -> torch.Tensor | None:
+        return None if part is None else part.new_zeros((num_rows, *part.shape[1:])).index_copy_(0, index, part)
+
+    num_tokens, has_law = [0] * num_rows, [False] * num_rows
+    for at, row in enumerate(rows):
+        num_tokens[row], has_law[row] = chain.num_tokens[at], chain.has_law[at]
+    tokens = place(chain.tokens)
+    assert tokens is not None
+    return Chain(tokens, num_tokens, place(chain.law), has_law, place(chain.hidden))
+
+
 class Glue(NamedTuple):
     """The drafter's view of a speculation under verification: one row per number of accepted drafts.
 

@@ -1,0 +1,193 @@
+"""The one composition root: from an `EngineConfig` to an `Engine`. Every choice of an implementation is made here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ssd_ascend import catalogue
+from ssd_ascend.backends.base import Backend
+from ssd_ascend.backends.registry import load_backend
+from ssd_ascend.config.engine import EngineConfig
+from ssd_ascend.config.model import ModelConfig
+from ssd_ascend.distributed.collectives import SingleRank
+from ssd_ascend.engine.engine import Engine, EngineInfo, EngineLimits
+from ssd_ascend.engine.executor import Executor
+from ssd_ascend.engine.scheduler import Scheduler
+from ssd_ascend.errors import ConfigError
+from ssd_ascend.kv.blocks import BlockManager
+from ssd_ascend.log import get_logger
+from ssd_ascend.runtime.load import CacheSize, LoadedModel, choose_block_size, choose_dtype, load_runner
+from ssd_ascend.speculation.base import Speculator
+from ssd_ascend.speculation.registry import DRAFTERS, SPECULATORS
+from ssd_ascend.speculation.setup import DraftSetup, DrafterKind, TargetFacts, TargetSide
+from ssd_ascend.speculation.verifier import Verifier
+from ssd_ascend.weights.loader import read_config
+
+Progress = Callable[[int, int], None]
+_DEFAULT_MODEL_LEN = 8192
+_log = get_logger(__name__)
+
+
+def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> Engine:
+    """Load everything and wire it up. Raises `ConfigError` in one sentence when something cannot work."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    backend = load_backend(config.device)
+    device = backend.device(0)
+    path = catalogue.resolve_model(config.model)
+    model_config = read_config(path)
+    draft_path, kind = _drafter(config)
+    capture = kind.capture_layers(draft_path, model_config) if config.speculation.enabled else ()
+    max_model_len = _max_model_len(config, model_config)
+    target = _load_target(config, backend, device, path, model_config, max_model_len, capture, progress)
+    side = _target_side(config, backend, target, path, draft_path, kind, max_model_len, capture)
+    speculator = SPECULATORS.get(config.speculation.speculator)(side)
+    return _assemble(config, backend, device, target, speculator, max_model_len)
+
+
+def _drafter(config: EngineConfig) -> tuple[Path | None, DrafterKind]:
+    """Where the draft's weights lie, and what kind of drafter reads them."""
+    speculation = config.speculation
+    kind = DRAFTERS.get(speculation.drafter)
+    if not speculation.enabled or speculation.draft is None or kind.is_free:
+        return None, kind
+    return catalogue.resolve_draft(speculation.draft), kind
+
+
+def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    trained = model.max_position_embeddings
+    if config.max_model_len is None:
+        return min(trained, _DEFAULT_MODEL_LEN)
+    if config.max_model_len > trained:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}, but the model was made for {trained} positions",
+            remedy=f"give at most {trained}",
+        )
+    return config.max_model_len
+
+
+def _load_target(
+    config: EngineConfig,
+    backend: Backend,
+    device: torch.device,
+    path: Path,
+    model_config: ModelConfig,
+    max_model_len: int,
+    capture: tuple[int, ...],
+    progress: Progress | None,
+) -> LoadedModel:
+    if config.tensor_parallel != 1:
+        raise ConfigError(f"tensor_parallel is {config.tensor_parallel}", remedy="this version serves on one rank")
+    limit = backend.capabilities.max_verify_tokens
+    if limit is not None and config.speculation.max_lookahead + 1 > limit:
+        raise ConfigError(
+            f"lookahead is {config.speculation.max_lookahead}, but this device verifies at most {limit} tokens a row",
+            remedy=f"give --lookahead {limit - 1} or less",
+        )
+    size = CacheSize(
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        num_blocks=config.num_kv_blocks,
+        gigabytes=config.kv_cache_gb,
+    )
+    return load_runner(
+        path,
+        backend,
+        device,
+        SingleRank(),
+        dtype=choose_dtype(config.dtype, model_config.dtype, backend.capabilities),
+        block_size=choose_block_size(config.block_size, backend.capabilities),
+        size=size,
+        capture_layers=capture,
+        progress=progress,
+    )
+
+
+def _target_side(
+    config: EngineConfig,
+    backend: Backend,
+    target: LoadedModel,
+    path: Path,
+    draft_path: Path | None,
+    kind: DrafterKind,
+    max_model_len: int,
+    capture: tuple[int, ...],
+) -> TargetSide:
+    """What the speculator is told of the target."""
+    kv = target.runner.kv
+    facts = TargetFacts(
+        path=str(path),
+        vocab_size=target.config.vocab_size,
+        hidden_size=target.config.hidden_size,
+        num_layers=target.config.num_layers,
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_batched_tokens=config.max_batched_tokens,
+        kv_tokens=kv.num_blocks * kv.block_size,
+        dtype=str(target.dtype).removeprefix("torch."),
+    )
+    setup = DraftSetup(
+        backend=backend,
+        device=target.runner.device,
+        config=config.speculation,
+        target=facts,
+        path=draft_path,
+        width=0,
+    )
+    return TargetSide(
+        kind=kind,
+        setup=setup,
+        features=kv if capture else None,
+        feature_width=len(capture) * target.config.hidden_size,
+    )
+
+
+def _assemble(
+    config: EngineConfig,
+    backend: Backend,
+    device: torch.device,
+    target: LoadedModel,
+    speculator: Speculator,
+    max_model_len: int,
+) -> Engine:
+    kv = target.runner.kv
+    blocks = BlockManager(kv.num_blocks, kv.block_size, prefix_cache=config.prefix_cache)
+    scheduler = Scheduler(
+        blocks,
+        max_num_seqs=config.max_num_seqs,
+        max_batched_tokens=config.max_batched_tokens,
+        max_model_len=max_model_len,
+        lookahead=speculator.lookahead,
+        speculation_stats=speculator.stats,
+    )
+    speculation = config.speculation
+    info = EngineInfo(
+        model=config.served_model_name or Path(config.model).name,
+        device=backend.describe(device),
+        dtype=str(target.dtype).removeprefix("torch."),
+        speculator=speculation.speculator,
+        drafter=speculation.drafter if speculation.enabled else "none",
+        lookahead=speculator.lookahead,
+        kv_cache_bytes=kv.num_bytes,
+    )
+    _log.info(
+        "%s on %s in %s: KV cache %d tokens (%.0f MB), speculator %s, drafter %s, lookahead %d",
+        info.model, info.device, info.dtype, blocks.capacity, kv.num_bytes / 1e6,
+        info.speculator, info.drafter, info.lookahead,
+    )  # fmt: skip
+    return Engine(
+        scheduler=scheduler,
+        executor=Executor(target.runner),
+        verifier=Verifier(backend.to_host),
+        speculator=speculator,
+        info=info,
+        limits=EngineLimits(
+            max_model_len=max_model_len,
+            max_tokens_that_fit=scheduler.max_tokens_that_fit,
+            vocab_size=target.config.vocab_size,
+        ),
+        eos_ids=frozenset(target.config.eos_token_ids),
+    )

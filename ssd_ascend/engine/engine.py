@@ -1,0 +1,185 @@
+"""The step loop: schedule, speculate, run, verify, commit. One loop for plain decoding, SD and SSD.
+
+Deals in tokens; text belongs to `engine/outputs.py`. Used in process by `llm.py`, and over a socket by the server.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ssd_ascend import trace
+from ssd_ascend.core.request import EngineRequest, TokenDelta
+from ssd_ascend.core.sampling import SamplingParams
+from ssd_ascend.core.sequence import Sequence
+from ssd_ascend.core.speculation import Verification
+from ssd_ascend.core.stats import EngineStats
+from ssd_ascend.engine.executor import Executor
+from ssd_ascend.engine.scheduler import Scheduler
+from ssd_ascend.errors import RequestError
+from ssd_ascend.speculation.base import Speculator
+from ssd_ascend.speculation.verifier import Verifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What a banner, a result file or `/v1/models` says about an engine."""
+
+    model: str
+    device: str
+    dtype: str
+    speculator: str
+    drafter: str
+    lookahead: int
+    kv_cache_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLimits:
+    """What a request must keep to. `max_tokens_that_fit` bounds prompt and answer together."""
+
+    max_model_len: int
+    max_tokens_that_fit: int
+    vocab_size: int
+
+
+class Engine:
+    """One target with its speculator. Not thread-safe: whoever owns it calls `submit`, `abort` and `step` in turn."""
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        executor: Executor,
+        verifier: Verifier,
+        speculator: Speculator,
+        info: EngineInfo,
+        limits: EngineLimits,
+        eos_ids: frozenset[int],
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.info = info
+        self.limits = limits
+        self.eos_ids = eos_ids
+        self._scheduler = scheduler
+        self._executor = executor
+        self._verifier = verifier
+        self._speculator = speculator
+        self._on_close = on_close
+        self._ended: list[TokenDelta] = []
+        """Last words of sequences that ended outside a step, handed out by the next one."""
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """True while some sequence is unfinished, or its end was not told yet."""
+        return self._scheduler.has_work or bool(self._ended)
+
+    def submit(self, request: EngineRequest) -> None:
+        """Queue a request. Raises `RequestError` naming the field that cannot be served."""
+        params = request.sampling
+        self._check_tokens("prompt", request.prompt_token_ids)
+        self._check_tokens("stop_token_ids", params.stop_token_ids)
+        self._check_tokens("logit_bias", params.logit_bias)
+        if len(request.prompt_token_ids) >= self.limits.max_tokens_that_fit:
+            raise RequestError(
+                f"the prompt has {len(request.prompt_token_ids)} tokens, and prompt and answer together may have "
+                f"{self.limits.max_tokens_that_fit}",
+                param="prompt",
+                code="context_length_exceeded",
+                remedy="shorten the prompt",
+            )
+        self._scheduler.add(self._new_sequence(request))
+
+    def _check_tokens(self, param: str, token_ids: Iterable[int]) -> None:
+        for token in token_ids:
+            if not 0 <= token < self.limits.vocab_size:
+                raise RequestError(f"{param} holds token {token}; ids go from 0 to {self.limits.vocab_size - 1}", param=param)
+
+    def _new_sequence(self, request: EngineRequest) -> Sequence:
+        params = request.sampling
+        num_prompt = len(request.prompt_token_ids)
+        room = self.limits.max_tokens_that_fit - num_prompt
+        wanted = room if params.max_tokens is None else params.max_tokens
+        return Sequence(
+            id=request.id,
+            token_ids=list(request.prompt_token_ids),
+            num_prompt_tokens=num_prompt,
+            sampling=params,
+            stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids),
+            max_total_tokens=num_prompt + wanted,
+            seed=_seed_of(params),
+            arrival_s=time.monotonic(),
+        )
+
+    def abort(self, seq_ids: Iterable[int]) -> None:
+        """End sequences now; their last delta says "abort". Ids that are not running are skipped."""
+        self._end(self._scheduler.abort(seq_ids))
+
+    def _end(self, deltas: list[TokenDelta]) -> None:
+        """Sequences that ended without a step: free what speculation and verification hold of them."""
+        self._ended += deltas
+        self._forget([delta.seq_id for delta in deltas])
+
+    def _forget(self, seq_ids: list[int]) -> None:
+        if seq_ids:
+            self._verifier.release(seq_ids)
+            self._speculator.release(seq_ids)
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[TokenDelta]:
+        """One step for every sequence that is scheduled; returns what each gained. Nothing to do: returns at once."""
+        ended, self._ended = self._ended, []
+        if not self._scheduler.has_work:
+            return ended
+        with trace.span("step"):
+            return ended + self._step()
+
+    def _step(self) -> list[TokenDelta]:
+        with trace.span("schedule"):
+            plan = self._scheduler.schedule()
+            self._forget(plan.preempted)
+        with trace.span("propose"):
+            speculation = self._speculator.propose(plan.decoding)
+        output = self._executor.forward(plan, speculation)
+        sampled = plan.sampled
+        with trace.span("verify"):
+            verification = self._verifier.verify(sampled, speculation, output.logits)
+        with trace.span("observe"):
+            self._speculator.observe(sampled, verification)
+        with trace.span("commit"):
+            failed = self._fail(verification)
+            deltas = self._scheduler.commit(plan, verification, speculation)
+            self._forget([delta.seq_id for delta in deltas if delta.finish_reason is not None])
+        return failed + deltas
+
+    def _fail(self, verification: Verification) -> list[TokenDelta]:
+        """End the sequences whose logits were no numbers; the others go on."""
+        failed = [self._scheduler.fail(seq_id, reason) for seq_id, reason in verification.faults.items()]
+        deltas = [delta for delta in failed if delta is not None]
+        self._forget([delta.seq_id for delta in deltas])
+        return deltas
+
+    # -- the rest ----------------------------------------------------------------------------------------------------
+
+    def stats(self) -> EngineStats:
+        """A snapshot of the counters."""
+        return self._scheduler.stats()
+
+    def health(self) -> str | None:
+        """None when all is well, else one sentence saying what is degraded."""
+        return self._speculator.health()
+
+    def close(self) -> None:
+        """Stop the speculator and free the devices."""
+        self._speculator.close()
+        self._on_close()
+
+
+def _seed_of(params: SamplingParams) -> int:
+    """The unsigned seed of a request; whoever made the request must have chosen one."""
+    assert params.greedy or params.seed is not None, "EngineRequest.sampling.seed must be set"
+    return (params.seed or 0) & ((1 << 64) - 1)

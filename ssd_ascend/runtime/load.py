@@ -1,0 +1,131 @@
+"""From a path to a model that runs: dtype, KV cache, attention, weights. The builder calls it for targets, drafters for drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ssd_ascend.backends.base import AttentionBackend, AttentionSpec, Backend, Capabilities, Collectives
+from ssd_ascend.config.model import ModelConfig
+from ssd_ascend.errors import ConfigError
+from ssd_ascend.kv.cache import KVCache
+from ssd_ascend.layers.context import BuildContext
+from ssd_ascend.runtime.memory import num_kv_blocks
+from ssd_ascend.runtime.model_runner import ModelRunner
+from ssd_ascend.weights.loader import load_model, read_config
+
+Progress = Callable[[int, int], None]
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSize:
+    """How large a KV cache may be. `num_blocks` wins over `gigabytes`, which wins over what the device has free."""
+
+    max_model_len: int
+    max_num_seqs: int
+    num_blocks: int | None = None
+    gigabytes: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run."""
+
+    runner: ModelRunner
+    config: ModelConfig
+    dtype: torch.dtype
+
+
+def choose_dtype(wanted: str, saved: str | None, capabilities: Capabilities) -> torch.dtype:
+    """The serving dtype: what was asked for, else the model's own where the device has it, else the device's favourite."""
+    if wanted != "auto":
+        dtype = _DTYPES[wanted]
+        if dtype not in capabilities.dtypes:
+            known = ", ".join(str(d).removeprefix("torch.") for d in capabilities.dtypes)
+            raise ConfigError(f"this device does not serve {wanted}", remedy=f"choose one of {known}, or auto")
+        return dtype
+    own = _DTYPES.get(saved or "")
+    return own if own in capabilities.dtypes and own is not None else capabilities.dtypes[0]
+
+
+def choose_block_size(wanted: int | None, capabilities: Capabilities) -> int:
+    """The KV block size: what was asked for if the device has it, else its favourite."""
+    if wanted is not None and wanted not in capabilities.block_sizes:
+        known = ", ".join(map(str, capabilities.block_sizes))
+        raise ConfigError(f"this device has no KV blocks of {wanted} tokens", remedy=f"choose one of {known}")
+    return wanted or capabilities.block_sizes[0]
+
+
+def load_runner(
+    path: Path,
+    backend: Backend,
+    device: torch.device,
+    collectives: Collectives,
+    *,
+    dtype: torch.dtype,
+    block_size: int,
+    size: CacheSize,
+    capture_layers: tuple[int, ...] = (),
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load the model at `path` and give it a KV cache. `progress(bytes done, bytes in all)` follows the weights."""
+    config = read_config(path)
+    attention = backend.attention(attention_spec(config, collectives, block_size, dtype), device)
+    ctx = BuildContext(dtype, device, backend.ops, attention, collectives)
+    model, config = load_model(
+        path, ctx, max_positions=size.max_model_len, capture_layers=capture_layers, progress=progress
+    )
+    feature_width = len(capture_layers) * config.hidden_size
+    kv = make_cache(backend, device, attention, config.num_layers, dtype, block_size, size, feature_width=feature_width)
+    return LoadedModel(ModelRunner(model, kv, attention, device), config, dtype)
+
+
+def attention_spec(config: ModelConfig, collectives: Collectives, block_size: int, dtype: torch.dtype) -> AttentionSpec:
+    """The attention of one rank; KV heads are replicated when there are more ranks than heads."""
+    return AttentionSpec(
+        num_layers=config.num_layers,
+        num_heads=config.num_heads // collectives.size,
+        num_kv_heads=max(1, config.num_kv_heads // collectives.size),
+        head_dim=config.head_dim,
+        block_size=block_size,
+        dtype=dtype,
+        scale=config.attention_scale,
+    )
+
+
+def make_cache(
+    backend: Backend,
+    device: torch.device,
+    attention: AttentionBackend,
+    num_layers: int,
+    dtype: torch.dtype,
+    block_size: int,
+    size: CacheSize,
+    *,
+    feature_width: int = 0,
+) -> KVCache:
+    """A KV cache of the size that `size` and the device's memory allow."""
+    block = attention.kv_shape(1)
+    numbers = num_layers * int(torch.Size(block).numel()) + block_size * feature_width
+    blocks = size.num_blocks or num_kv_blocks(
+        block_bytes=numbers * dtype.itemsize,
+        block_size=block_size,
+        max_model_len=size.max_model_len,
+        max_num_seqs=size.max_num_seqs,
+        memory=backend.memory(device),
+        host_memory=backend.capabilities.host_memory,
+        wanted_gb=size.gigabytes,
+    )
+    return KVCache(
+        attention,
+        num_layers=num_layers,
+        num_blocks=blocks,
+        block_size=block_size,
+        dtype=dtype,
+        device=device,
+        feature_width=feature_width,
+    )

@@ -1,0 +1,41 @@
+"""How many KV blocks a device gets."""
+
+from __future__ import annotations
+
+from ssd_ascend.backends.base import Memory
+from ssd_ascend.errors import ConfigError
+
+_DEVICE_SHARE = 0.90
+"""Of a device's free memory after the weights are loaded; the rest is activations, graphs and the allocator's slack."""
+_HOST_SHARE = 0.25
+_HOST_COMFORT = 384 << 20
+"""Host memory is shared with everything else, so a default stops here unless one sequence needs more."""
+
+
+def num_kv_blocks(
+    *,
+    block_bytes: int,
+    block_size: int,
+    max_model_len: int,
+    max_num_seqs: int,
+    memory: Memory,
+    host_memory: bool,
+    wanted_gb: float | None = None,
+) -> int:
+    """Blocks that fit: what was asked for, else what the sequences can use, bounded by free memory (all in bytes)."""
+    per_sequence = -(-max_model_len // block_size)
+    useful = per_sequence * max_num_seqs
+    if wanted_gb is not None:
+        blocks = int(wanted_gb * 1e9) // block_bytes
+    elif host_memory:
+        comfort = max(_HOST_COMFORT // block_bytes, per_sequence)
+        blocks = min(useful, comfort, int(memory.free * _HOST_SHARE) // block_bytes)
+    else:
+        blocks = min(useful, int(memory.free * _DEVICE_SHARE) // block_bytes)
+    if blocks < 2:
+        raise ConfigError(
+            f"a KV cache of {blocks} blocks ({block_bytes / 1e6:.1f} MB each) holds no sequence; "
+            f"{memory.free / 1e9:.2f} of {memory.total / 1e9:.2f} GB are free",
+            remedy="free memory, raise kv_cache_gb, or choose a smaller model",
+        )
+    return blocks

@@ -1,0 +1,258 @@
+"""The other end of `ssd`: answers requests from the speculation cache, then drafts for every likely outcome.
+
+A round: apply the request, look up, answer at once; then glue over what is now under verification, fork, decode the
+branches, fill the cache. `serve` loops over a transport; `pump` handles one message, for the in-process variant.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import torch
+
+from ssd_ascend import trace
+from ssd_ascend.core.speculation import Source, VerificationOutcome
+from ssd_ascend.errors import TransportError
+from ssd_ascend.speculation.base import Chain, Drafter, DraftSequence
+from ssd_ascend.speculation.cache import CachedSpeculation, SpeculationCache
+from ssd_ascend.speculation.fallback import FallbackPolicy
+from ssd_ascend.speculation.fan_out import FanOut
+from ssd_ascend.transport.base import Transport
+from ssd_ascend.transport.messages import Answer, Attach, Message, Request, Shutdown, Update, WorkerStats
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """What one sequence is answered with."""
+
+    source: Source
+    tokens: list[int]
+    law: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None
+
+
+_DECLINED = _Reply(Source.DECLINED, [])
+
+
+class DraftWorker:
+    """Serves one target. Holds nothing that a request cannot rebuild, so it may be killed at any time."""
+
+    def __init__(
+        self, drafter: Drafter, transport: Transport, *, lookahead: int, fan_out: FanOut, fallback: FallbackPolicy
+    ) -> None:
+        self._drafter = drafter
+        self._transport = transport
+        self._lookahead = lookahead
+        self._fan_out = fan_out
+        self._fallback = fallback
+        self._cache = SpeculationCache()
+        self._sequences: dict[int, DraftSequence] = {}
+        self._next: Message | None = None
+        self._rounds = 0
+        self._cached_drafts = 0
+        self._used_drafts = 0
+        self._idle_s = 0.0
+        self._answered_s: float | None = None
+
+    # -- loops -------------------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Handle messages until the target says goodbye or is gone."""
+        while True:
+            start = time.perf_counter()
+            try:
+                message = self._take(None)
+            except TransportError:
+                return
+            waited = time.perf_counter() - start
+            self._idle_s += waited
+            if message is None or isinstance(message, Shutdown):
+                return
+            self._handle(message)
+
+    def pump(self) -> None:
+        """Handle every message that is waiting."""
+        while (message := self._take(0.0)) is not None and not isinstance(message, Shutdown):
+            self._handle(message)
+
+    def request_waits(self) -> bool:
+        """True when the next request is there already: branches still being drafted are then cut short."""
+        if self._next is None:
+            self._next = self._transport.recv(0.0)
+        return self._next is not None
+
+    def _take(self, timeout_s: float | None) -> Message | None:
+        message, self._next = self._next, None
+        return self._transport.recv(timeout_s) if message is None else message
+
+    def _handle(self, message: Message) -> None:
+        if not isinstance(message, Request):
+            raise TransportError(f"the target sent a {type(message).__name__} where a request was due")
+        if self._answered_s is not None:
+            self._fallback.saw_verification(time.perf_counter() - self._answered_s)
+        with trace.span("worker.apply"):
+            wanted = self._apply(message)
+        if self.request_waits():  # the target has moved on; only its latest outcomes are worth an answer
+            self._transport.send(self._pack(message.number, [], []))
+            return
+        with trace.span("worker.answer"):
+            replies = self._answer(wanted)
+            self._transport.send(self._pack(message.number, [seq for seq, _ in wanted], replies))
+        self._answered_s = time.perf_counter()
+        self._rounds += 1
+        with trace.span("worker.foresee"):
+            self._foresee([seq for seq, _ in wanted], replies)
+
+    # -- a round -----------------------------------------------------------------------------------------------------
+
+    def _apply(self, request: Request) -> list[tuple[DraftSequence, VerificationOutcome | None]]:
+        """Bring the sequences up to date; returns those to answer for, with the outcome to look up if there is one."""
+        self._release(request.released)
+        wanted: list[tuple[DraftSequence, VerificationOutcome | None]] = []
+        for attach in request.attaches:
+            self._release([attach.seq_id])
+            self._sequences[attach.seq_id] = seq = _sequence(attach)
+            wanted.append((seq, None))
+        for update in request.updates:
+            wanted.append((self._update(update), update.outcome))
+        return wanted
+
+    def _update(self, update: Update) -> DraftSequence:
+        seq = self._sequences.get(update.outcome.seq_id)
+        if seq is None or seq.num_tokens != update.num_tokens_before:
+            known = "no such sequence" if seq is None else f"{seq.num_tokens} tokens"
+            raise TransportError(
+                f"update of sequence {update.outcome.seq_id} after {update.num_tokens_before} tokens, but here: {known}"
+            )
+        seq.token_ids += update.new_tokens
+        if update.features is not None:
+            seq.features = update.features if seq.features is None else torch.cat((seq.features, update.features))
+        self._fan_out.learn(seq.id, update.outcome.num_accepted)
+        self._fallback.saw_outcome(update.outcome.num_accepted)
+        return seq
+
+    def _release(self, seq_ids: Rows[int]) -> None:
+        self._cache.drop(seq_ids)
+        self._fallback.forget(seq_ids)
+        for seq_id in seq_ids:
+            self._fan_out.forget(seq_id)
+            if (seq := self._sequences.pop(seq_id, None)) is not None:
+                self._drafter.release(seq)
+
+    def _answer(self, wanted: Rows[tuple[DraftSequence, VerificationOutcome | None]]) -> list[_Reply]:
+        """Hits from the cache; each missing row by the fallback. Hits are never thrown away for a neighbour's miss."""
+        replies = [_DECLINED] * len(wanted)
+        missing: list[int] = []
+        for i, (_, outcome) in enumerate(wanted):
+            entry = None if outcome is None else self._cache.look_up(outcome)
+            if entry is not None:
+                replies[i] = self._hit(entry)
+            elif outcome is not None:
+                missing.append(i)
+        if missing:
+            fallbacks = self._draft_on_demand([wanted[i][0] for i in missing], num_rows=len(wanted))
+            for i, reply in zip(missing, fallbacks, strict=True):
+                replies[i] = reply
+        return replies
+
+    def _hit(self, entry: CachedSpeculation) -> _Reply:
+        self._used_drafts += len(entry.tokens)
+        return _Reply(Source.HIT, entry.tokens, entry.law, entry.hidden)
+
+    def _draft_on_demand(self, seqs: Rows[DraftSequence], *, num_rows: int) -> list[_Reply]:
+        """What sequences get whose outcome was not foreseen: a short chain, an n-gram, or nothing."""
+        depth = self._fallback.depth(num_missing=len(seqs), num_rows=num_rows, lookahead=self._lookahead)
+        if depth > 0:
+            start = time.perf_counter()
+            chain = self._drafter.chain(seqs, depth)
+            self._fallback.saw_chain(depth, time.perf_counter() - start)
+            return _replies(chain)
+        if self._fallback.uses_ngram:
+            return [_Reply(Source.MISS, tokens) if tokens else _DECLINED for tokens in self._fallback.ngrams(seqs, self._lookahead)]
+        return [_DECLINED] * len(seqs)
+
+    def _foresee(self, seqs: Rows[DraftSequence], replies: Rows[_Reply]) -> None:
+        """Draft for every likely outcome of the verification that is now under way."""
+        needs_hidden = self._drafter.wants_features
+        sent = [() if needs_hidden and reply.hidden is None else tuple(reply.tokens) for reply in replies]
+        hidden = [reply.hidden if drafts else None for reply, drafts in zip(replies, sent, strict=True)]
+        self._cache.drop([seq.id for seq in seqs])
+        if not seqs:
+            return
+        glue = self._drafter.glue(seqs, sent, hidden)
+        guesses = self._fan_out.choose(seqs, sent, glue)
+        if not guesses.branches or self.request_waits():
+            return
+        sent_of = {seq.id: drafts for seq, drafts in zip(seqs, sent, strict=True)}
+        chain = self._drafter.branch(
+            guesses.branches, guesses.tokens, glue, [sent_of[branch.seq.id] for branch in guesses.branches], self._lookahead
+        )
+        guessed = guesses.tokens.tolist()
+        outcomes = [
+            VerificationOutcome(branch.seq.id, branch.depth, token)
+            for branch, token in zip(guesses.branches, guessed, strict=True)
+        ]
+        self._cache.fill(outcomes, chain)
+        self._cached_drafts += sum(chain.num_tokens)
+
+    # -- the answer ----------------------------------------------------------------------------------------------------
+
+    def _pack(self, number: int, seqs: Rows[DraftSequence], replies: Rows[_Reply]) -> Answer:
+        width = self._lookahead
+        tokens = torch.zeros((len(replies), width), dtype=torch.int64)
+        laws: list[torch.Tensor] = []
+        for i, reply in enumerate(replies):
+            tokens[i, : len(reply.tokens)] = torch.tensor(reply.tokens, dtype=torch.int64)
+            if reply.law is not None:
+                laws.append(_padded(reply.law, width))
+        return Answer(
+            number=number,
+            seq_ids=[seq.id for seq in seqs],
+            sources=[int(reply.source) for reply in replies],
+            num_tokens=[len(reply.tokens) for reply in replies],
+            tokens=tokens,
+            has_law=[reply.law is not None for reply in replies],
+            law=torch.stack(laws) if laws else None,
+            stats=WorkerStats(
+                idle_s=self._idle_s,
+                rounds=self._rounds,
+                lookups=self._cache.lookups,
+                hits=self._cache.hits,
+                cached_drafts=self._cached_drafts,
+                used_drafts=self._used_drafts,
+                cache_bytes=self._cache.num_bytes,
+            ),
+        )
+
+
+def _sequence(attach: Attach) -> DraftSequence:
+    return DraftSequence(
+        id=attach.seq_id,
+        token_ids=list(attach.token_ids),
+        num_prompt_tokens=attach.num_prompt_tokens,
+        sampling=attach.sampling,
+        seed=attach.seed,
+        stop_ids=attach.stop_ids,
+        features=attach.features,
+    )
+
+
+def _replies(chain: Chain) -> list[_Reply]:
+    """The rows of an on-demand chain."""
+    tokens = chain.tokens.tolist()
+    replies = []
+    for i, count in enumerate(chain.num_tokens):
+        if count == 0:
+            replies.append(_DECLINED)
+            continue
+        law = chain.law[i, :count] if chain.law is not None and chain.has_law[i] else None
+        hidden = None if chain.hidden is None else chain.hidden[i, :count]
+        replies.append(_Reply(Source.MISS, tokens[i][:count], law, hidden))
+    return replies
+
+
+def _padded(law: torch.Tensor, width: int) -> torch.Tensor:
+    """[k, Vd] -> [width, Vd]; the padding is never read."""
+    return law if law.shape[0] == width else torch.nn.functional.pad(law, (0, 0, 0, width - law.shape[0]))

@@ -1,0 +1,67 @@
+"""Drafter `ngram`: what followed the last time the text ended like this. No weights; its drafts are point masses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+import torch
+
+from ssd_ascend.speculation.base import Branch, Chain, Drafter, DraftSequence, Glue
+from ssd_ascend.speculation.ngram import NgramIndex
+from ssd_ascend.speculation.setup import DrafterKind, DraftSetup, no_layers
+
+
+def build(setup: DraftSetup) -> Drafter:
+    """Made for any target: there is nothing to load."""
+    return NgramDrafter(num_target_tokens=setup.target.vocab_size, device=setup.device)
+
+
+class NgramDrafter:
+    """Looks up; never computes."""
+
+    wants_features = False
+    to_target = None
+
+    def __init__(self, *, num_target_tokens: int, device: torch.device) -> None:
+        self._num_target_tokens = num_target_tokens
+        self._device = device
+        self._indexes: dict[int, NgramIndex] = {}
+
+    def _index(self, seq: DraftSequence) -> NgramIndex:
+        index = self._indexes.setdefault(seq.id, NgramIndex())
+        index.update(seq.token_ids)
+        return index
+
+    def chain(self, seqs: Rows[DraftSequence], lookahead: int) -> Chain:
+        """The continuation of each sequence, as far as it is known."""
+        return self._chain([self._index(seq).propose(lookahead) for seq in seqs], lookahead)
+
+    def _chain(self, found: Rows[Rows[int]], lookahead: int) -> Chain:
+        tokens = torch.tensor([[*row, *[0] * (lookahead - len(row))] for row in found], dtype=torch.int64)
+        tokens = tokens.reshape(len(found), lookahead).to(self._device, non_blocking=True)
+        return Chain(tokens, [len(row) for row in found], None, [False] * len(found), None)
+
+    def glue(self, seqs: Rows[DraftSequence], sent: Rows[Rows[int]], hidden: Rows[torch.Tensor | None]) -> Glue:
+        """How often each token followed, as log-counts: what an n-gram knows of the next token after each draft."""
+        rows = [(seq, drafts[:j]) for seq, drafts in zip(seqs, sent, strict=True) for j in range(len(drafts) + 1)]
+        scores = torch.full((len(rows), self._num_target_tokens), float("-inf"))
+        for row, (seq, tail) in enumerate(rows):
+            counts = self._index(seq).continuations(tail)
+            if counts:
+                scores[row, list(counts)] = torch.tensor(list(counts.values()), dtype=torch.float32).log()
+        return Glue(scores, None, [len(drafts) + 1 for drafts in sent])
+
+    def branch(self, branches: Rows[Branch], guesses: torch.Tensor, glue: Glue, sent: Rows[Rows[int]], k: int) -> Chain:
+        """The continuation of each hypothetical text; none where the guess itself was never seen to follow."""
+        found = []
+        for branch, guess, drafts in zip(branches, guesses.tolist(), sent, strict=True):
+            known = bool(glue.scores[branch.glue_row, guess] > float("-inf"))
+            found.append(self._index(branch.seq).propose(k, (*drafts[: branch.depth], guess)) if known else [])
+        return self._chain(found, k)
+
+    def release(self, seq: DraftSequence) -> None:
+        """Drop the index."""
+        self._indexes.pop(seq.id, None)
+
+
+KIND = DrafterKind(build, no_layers, is_free=True)

@@ -1,0 +1,82 @@
+"""What a sequence gets whose outcome was not foreseen: a short chain, an n-gram, or nothing, by what it is worth.
+
+Every row of the batch waits while the missing ones are drafted for, so draft token i is worth drafting only while
+num_missing * a**i > num_rows * rate * t_step: what it brings must exceed what the wait costs, with a the chance that a
+draft stands, rate the tokens a row gains per second of verification, and t_step the time of one more draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from typing import Literal
+
+from ssd_ascend.speculation.base import DraftSequence
+from ssd_ascend.speculation.ngram import NgramIndex
+
+OnMiss = Literal["auto", "draft", "ngram", "decline"]
+_BLEND = 0.1
+
+
+class FallbackPolicy:
+    """Chooses by measurement in `auto`; the other choices are fixed."""
+
+    def __init__(self, on_miss: OnMiss) -> None:
+        self._on_miss = on_miss
+        self._indexes: dict[int, NgramIndex] = {}
+        self._acceptance = 0.6
+        self._tokens_per_round = 2.0
+        self._verify_s: float | None = None
+        self._step_s: float | None = None
+
+    @property
+    def uses_ngram(self) -> bool:
+        """Whether rows without a chain may get an n-gram."""
+        return self._on_miss in ("auto", "ngram")
+
+    def depth(self, *, num_missing: int, num_rows: int, lookahead: int) -> int:
+        """Draft tokens for the missing rows."""
+        if self._on_miss == "draft":
+            return lookahead
+        if self._on_miss != "auto":
+            return 0
+        if self._step_s is None or self._verify_s is None:
+            return min(2, lookahead)  # short at first: it measures what a draft costs
+        price = num_rows * self._tokens_per_round / self._verify_s * self._step_s
+        depth, value = 0, num_missing * self._acceptance
+        while depth < lookahead and value > price:
+            depth, value = depth + 1, value * self._acceptance
+        return depth
+
+    def ngrams(self, seqs: Rows[DraftSequence], lookahead: int) -> list[list[int]]:
+        """An n-gram continuation for each sequence; empty where there is none."""
+        found = []
+        for seq in seqs:
+            index = self._indexes.setdefault(seq.id, NgramIndex())
+            index.update(seq.token_ids)
+            found.append(index.propose(lookahead))
+        return found
+
+    def forget(self, seq_ids: Rows[int]) -> None:
+        """Drop the n-gram indexes of sequences that are gone."""
+        for seq_id in seq_ids:
+            self._indexes.pop(seq_id, None)
+
+    # -- measurements ------------------------------------------------------------------------------------------------
+
+    def saw_outcome(self, num_accepted: int) -> None:
+        """A speculation of this worker was judged."""
+        self._tokens_per_round += _BLEND * (num_accepted + 1 - self._tokens_per_round)
+        stands = num_accepted / (num_accepted + 1)
+        self._acceptance += _BLEND * (stands - self._acceptance)
+
+    def saw_chain(self, depth: int, seconds: float) -> None:
+        """An on-demand chain of `depth` tokens took this long."""
+        self._step_s = _blend(self._step_s, seconds / depth)
+
+    def saw_verification(self, seconds: float) -> None:
+        """The target took this long from an answer to its next request."""
+        self._verify_s = _blend(self._verify_s, seconds)
+
+
+def _blend(old: float | None, new: float) -> float:
+    return new if old is None else old + _BLEND * (new - old)

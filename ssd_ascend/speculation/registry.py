@@ -1,0 +1,24 @@
+"""Which name means which drafter or speculator. Adding one: its file, and its line here."""
+
+from __future__ import annotations
+
+from ssd_ascend.registry import Registry
+from ssd_ascend.speculation.setup import DrafterKind, SpeculatorKind
+
+DRAFTERS: Registry[DrafterKind] = Registry(
+    "drafter",
+    {
+        "model": "ssd_ascend.speculation.drafters.model:KIND",
+        "eagle3": "ssd_ascend.speculation.drafters.eagle3:KIND",
+        "ngram": "ssd_ascend.speculation.drafters.ngram:KIND",
+    },
+)
+
+SPECULATORS: Registry[SpeculatorKind] = Registry(
+    "speculator",
+    {
+        "none": "ssd_ascend.speculation.speculators.none:build",
+        "sd": "ssd_ascend.speculation.speculators.sd:build",
+        "ssd": "ssd_ascend.speculation.speculators.ssd:build",
+    },
+)

@@ -1,0 +1,157 @@
+"""All that is known when a drafter or a speculator is built: the target's facts, the configuration, and the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from ssd_ascend.backends.base import Backend
+from ssd_ascend.config.model import ModelConfig
+from ssd_ascend.config.speculation import SpeculationConfig
+from ssd_ascend.distributed.collectives import SingleRank
+from ssd_ascend.errors import ConfigError
+from ssd_ascend.kv.blocks import BlockManager
+from ssd_ascend.runtime.load import CacheSize, LoadedModel, choose_block_size, choose_dtype, load_runner
+from ssd_ascend.speculation.base import Drafter, FeatureReader, Speculator
+from ssd_ascend.speculation.draft_sampler import DraftSampler
+from ssd_ascend.weights.loader import read_config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetFacts:
+    """What a drafter must know of the target; plain values, so that they reach a worker in another process."""
+
+    path: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    max_model_len: int
+    max_num_seqs: int
+    max_batched_tokens: int
+    kv_tokens: int
+    """Tokens that the target's KV cache holds; a drafter needs about as many."""
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSetup:
+    """How to build one drafter. `path` is where its weights lie, None for drafters without any."""
+
+    backend: Backend
+    device: torch.device
+    config: SpeculationConfig
+    target: TargetFacts
+    path: Path | None
+    width: int
+    """The most branches per sequence, 0 when none are ever drafted (`sd`)."""
+
+    @property
+    def max_batched_tokens(self) -> int:
+        """The most tokens of one forward."""
+        return self.target.max_batched_tokens
+
+    @property
+    def lookahead(self) -> int:
+        """The most drafts of a speculation."""
+        return self.config.max_lookahead
+
+    @property
+    def max_positions(self) -> int:
+        """Positions a draft may reach: the target's, and a branch beyond its end."""
+        return self.target.max_model_len + 2 * self.lookahead + 2
+
+    @property
+    def tree_mask(self) -> bool:
+        """Whether branches share a row per sequence. Raises `ConfigError` when the device cannot do what was asked."""
+        able = self.backend.capabilities.tree_mask
+        if self.config.branch_lowering == "tree_mask" and not able:
+            raise ConfigError("this device has no tree masks", remedy="use --branch-lowering rows")
+        return able and self.config.branch_lowering != "rows"
+
+    def required_path(self) -> Path:
+        """The weights. Raises `ConfigError` when none were named."""
+        if self.path is None:
+            raise ConfigError(
+                f"drafter {self.config.drafter!r} needs weights", remedy="give --draft, or set SSD_DRAFT_MODEL"
+            )
+        return self.path
+
+    @property
+    def block_size(self) -> int:
+        """KV block size of the draft's cache."""
+        return choose_block_size(None, self.backend.capabilities)
+
+    def dtype(self, saved: str | None) -> torch.dtype:
+        """The draft's dtype: what was asked for, else the target's."""
+        wanted = self.config.draft_dtype
+        return choose_dtype(wanted if wanted != "auto" else self.target.dtype, saved, self.backend.capabilities)
+
+    def cache_size(self) -> CacheSize:
+        """Room for every token of the target's cache, and for the branches of every sequence."""
+        blocks = self.config.draft_kv_blocks
+        if blocks is None:
+            scratch = self.width * (self.lookahead // self.block_size + 2)
+            blocks = self.target.kv_tokens // self.block_size + self.target.max_num_seqs * (scratch + 1) + 1
+        return CacheSize(
+            max_model_len=self.max_positions, max_num_seqs=self.target.max_num_seqs, num_blocks=blocks
+        )
+
+    def load_model(self) -> tuple[LoadedModel, BlockManager]:
+        """Load an ordinary draft model with a cache of its own."""
+        path = self.required_path()
+        loaded = load_runner(
+            path,
+            self.backend,
+            self.device,
+            SingleRank(),
+            dtype=self.dtype(read_config(path).dtype),
+            block_size=self.block_size,
+            size=self.cache_size(),
+        )
+        return loaded, BlockManager(loaded.runner.kv.num_blocks, self.block_size, prefix_cache=False)
+
+    def sampler(self, law_dtype: torch.dtype, to_target: torch.Tensor | None = None) -> DraftSampler:
+        """How this drafter draws."""
+        return DraftSampler(
+            num_target_tokens=self.target.vocab_size,
+            law_dtype=law_dtype,
+            to_target=to_target,
+            temperature=self.config.draft_temperature,
+            cache_bias=self.config.cache_bias,
+            cache_width=max(1, self.width // (self.lookahead + 1)),
+        )
+
+
+class DrafterKind(NamedTuple):
+    """What the registry holds for a drafter.
+
+    capture_layers: which target layers it conditions on, given its weights and the target's config; () for none.
+    is_free: drafting costs next to nothing, so it is left out, row by row, where it does not pay.
+    """
+
+    build: Callable[[DraftSetup], Drafter]
+    capture_layers: Callable[[Path | None, ModelConfig], tuple[int, ...]]
+    is_free: bool
+
+
+def no_layers(path: Path | None, target: ModelConfig) -> tuple[int, ...]:
+    """`capture_layers` of drafters that look at tokens only."""
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetSide:
+    """What a speculator is built from. `features` reads the target's captured hidden states, None when there are none."""
+
+    kind: DrafterKind
+    setup: DraftSetup
+    features: FeatureReader | None
+    feature_width: int
+
+
+SpeculatorKind = Callable[[TargetSide], Speculator]
+"""What the registry holds for a speculator."""

@@ -1,0 +1,44 @@
+"""`none`: plain decoding, the loop with lookahead 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+from ssd_ascend.core.plan import DecodeRow
+from ssd_ascend.core.sequence import Sequence
+from ssd_ascend.core.speculation import Speculation, Verification
+from ssd_ascend.core.stats import SpeculationStats
+from ssd_ascend.speculation.base import Speculator
+from ssd_ascend.speculation.setup import TargetSide
+
+
+def build(side: TargetSide) -> Speculator:
+    """Takes nothing of what it is given."""
+    return NoSpeculator()
+
+
+class NoSpeculator:
+    """Declines every row."""
+
+    lookahead = 0
+    wants_features = False
+
+    def __init__(self) -> None:
+        self.stats = SpeculationStats()
+
+    def propose(self, rows: Rows[DecodeRow]) -> Speculation:
+        """Nothing, for every row."""
+        return Speculation.declined(len(rows))
+
+    def observe(self, sequences: Rows[Sequence], verification: Verification) -> None:
+        """Nothing to learn."""
+
+    def release(self, seq_ids: Rows[int]) -> None:
+        """Nothing is held."""
+
+    def health(self) -> str | None:
+        """Always well."""
+        return None
+
+    def close(self) -> None:
+        """Nothing was started."""
