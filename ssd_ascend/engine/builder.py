@@ -13,8 +13,9 @@ from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.config.model import ModelConfig
 from ssd_ascend.distributed.collectives import SingleRank
-from ssd_ascend.engine.engine import Engine, EngineInfo, EngineLimits
+from ssd_ascend.engine.engine import Engine
 from ssd_ascend.engine.executor import Executor
+from ssd_ascend.engine.identity import EngineInfo, EngineLimits
 from ssd_ascend.engine.scheduler import Scheduler
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.kv.blocks import BlockManager

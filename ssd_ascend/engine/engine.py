@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from ssd_ascend import trace
 from ssd_ascend.core.request import EngineRequest, TokenDelta
@@ -16,32 +15,11 @@ from ssd_ascend.core.sequence import Sequence
 from ssd_ascend.core.speculation import Verification
 from ssd_ascend.core.stats import EngineStats
 from ssd_ascend.engine.executor import Executor
+from ssd_ascend.engine.identity import EngineInfo, EngineLimits
 from ssd_ascend.engine.scheduler import Scheduler
 from ssd_ascend.errors import RequestError
 from ssd_ascend.speculation.base import Speculator
 from ssd_ascend.speculation.verifier import Verifier
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineInfo:
-    """What a banner, a result file or `/v1/models` says about an engine."""
-
-    model: str
-    device: str
-    dtype: str
-    speculator: str
-    drafter: str
-    lookahead: int
-    kv_cache_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLimits:
-    """What a request must keep to. `max_tokens_that_fit` bounds prompt and answer together."""
-
-    max_model_len: int
-    max_tokens_that_fit: int
-    vocab_size: int
 
 
 class Engine:
@@ -96,7 +74,9 @@ class Engine:
     def _check_tokens(self, param: str, token_ids: Iterable[int]) -> None:
         for token in token_ids:
             if not 0 <= token < self.limits.vocab_size:
-                raise RequestError(f"{param} holds token {token}; ids go from 0 to {self.limits.vocab_size - 1}", param=param)
+                raise RequestError(
+                    f"{param} holds token {token}; ids go from 0 to {self.limits.vocab_size - 1}", param=param
+                )
 
     def _new_sequence(self, request: EngineRequest) -> Sequence:
         params = request.sampling

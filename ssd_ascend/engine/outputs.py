@@ -82,7 +82,8 @@ class AnswerDelta:
     """What one step added to answer `index` of a request. Lists are per kept token; the last has reason and stats.
 
     `text` may lag behind `token_ids` (it could become a stop string) and has no text of the stop itself.
-    `offsets` say where in the answer's text each token begins. `stop_reason` is the stop string, or the stop token id
+    `offsets` say where in the answer's text each token begins. `waited_s` is the time since the answer's tokens before
+    these, or since submission when `is_first`. `stop_reason` is the stop string, or the stop token id
     that the request named, that ended the answer. `error` is set when `finish_reason` is "error".
     """
 
@@ -91,6 +92,8 @@ class AnswerDelta:
     text: str
     token_ids: list[int]
     offsets: list[int]
+    is_first: bool = False
+    waited_s: float = 0.0
     logprobs: list[TokenLogprobs] | None = None
     sources: list[int] | None = None
     finish_reason: str | None = None
@@ -151,8 +154,8 @@ class _Open:
     prompt_tokens: int
     stream: TextStream
     submitted_s: float
+    last_s: float
     first_s: float | None = None
-    last_s: float = 0.0
     completion_tokens: int = 0
     accepted: int = 0
     knows_sources: bool = True
@@ -202,7 +205,7 @@ class OutputProcessor:
             checker = StopChecker(matcher, include_stop_str=sampling.include_stop_str_in_output) if matcher else None
             stream = TextStream(detokenizer, checker, min_tokens=sampling.min_tokens)
             own = replace(sampling, n=1, seed=_signed(derive_seed(base_seed, index)))
-            self._open[seq_id] = _Open(request_id, index, own, len(prompt_token_ids), stream, now)
+            self._open[seq_id] = _Open(request_id, index, own, len(prompt_token_ids), stream, now, now)
             requests.append(EngineRequest(id=seq_id, prompt_token_ids=list(prompt_token_ids), sampling=own))
         self._sequences[request_id] = {request.id for request in requests}
         return Submission(request_id, requests)
@@ -223,6 +226,10 @@ class OutputProcessor:
                 if delta.finish_reason is None:
                     abort.append(delta.seq_id)
         return Processed(outputs, abort)
+
+    def is_open(self, request_id: int) -> bool:
+        """Whether some answer of a request is still unfinished."""
+        return request_id in self._sequences
 
     def cancel(self, request_id: int) -> list[int]:
         """Forget a request; returns the sequences the engine must abort (none when it had finished)."""
@@ -256,6 +263,7 @@ def _take(answer: _Open, delta: TokenDelta, now: float) -> AnswerDelta:
         finish_reason, stop_reason = FinishReason.STOP.value, shown.stop
     elif finish_reason is not None:
         text += answer.stream.finish()
+    is_first, waited_s = answer.first_s is None, now - answer.last_s
     _count(answer, delta, kept, now)
     failed = finish_reason == FinishReason.ERROR
     return AnswerDelta(
@@ -264,6 +272,8 @@ def _take(answer: _Open, delta: TokenDelta, now: float) -> AnswerDelta:
         text=text,
         token_ids=delta.token_ids[:kept],
         offsets=answer.stream.offsets[answer.completion_tokens - kept : answer.completion_tokens],
+        is_first=is_first,
+        waited_s=waited_s,
         logprobs=None if delta.logprobs is None else delta.logprobs[:kept],
         sources=None if delta.sources is None else delta.sources[:kept],
         finish_reason=finish_reason,

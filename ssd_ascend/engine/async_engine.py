@@ -1,0 +1,324 @@
+"""The engine as the HTTP front end sees it: starts the process, sends it tokens, streams text back, notices its death.
+
+Text work (detokenizing, stop strings) happens here, in the front end's process, so that it never steals the step loop's
+interpreter. Used by `ssd_ascend/serve`. Lives in one asyncio loop; nothing here may be called from another thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ssd_ascend.config.engine import EngineConfig
+from ssd_ascend.core.sampling import SamplingParams
+from ssd_ascend.core.stats import EngineStats
+from ssd_ascend.engine.admission import admit
+from ssd_ascend.engine.identity import EngineInfo, EngineLimits
+from ssd_ascend.engine.messages import (
+    HEADER,
+    Abort,
+    Command,
+    Failed,
+    Progress,
+    Ready,
+    Rejected,
+    Report,
+    Shutdown,
+    Start,
+    Stats,
+    Stepped,
+    Submit,
+    frame,
+    parse_report,
+)
+from ssd_ascend.engine.outputs import AnswerDelta, OutputProcessor
+from ssd_ascend.errors import SsdError, WorkerError
+from ssd_ascend.log import get_logger
+from ssd_ascend.text.detokenizer import TokenBytes
+
+log = get_logger(__name__)
+
+ENGINE_COMMAND = (sys.executable, "-m", "ssd_ascend.engine.process")
+_STDERR = 2
+_GOODBYE_S = 10.0
+
+
+class State(enum.StrEnum):
+    """Where an engine is in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+    FAILED = "failed"
+
+
+class EngineUnavailableError(SsdError):
+    """There is no engine to serve a request: it is starting, stopping or dead. The server answers 503."""
+
+
+class AnswerStream:
+    """The deltas of one user request, in order: `async for deltas in stream`, each a list of all that has come since.
+
+    A request of several prompts has n answers per prompt, numbered through: answer = prompt * n + index. Close it
+    (it is a context manager) and whatever still runs is aborted.
+    """
+
+    def __init__(self, num_answers: int, close: Callable[[AnswerStream], None]) -> None:
+        self._unfinished = num_answers
+        self._close = close
+        self._ready: list[AnswerDelta] = []
+        self._wake = asyncio.Event()
+
+    def __enter__(self) -> AnswerStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close(self)
+
+    def __aiter__(self) -> AnswerStream:
+        return self
+
+    async def __anext__(self) -> list[AnswerDelta]:
+        if not self._ready and self._unfinished == 0:
+            raise StopAsyncIteration
+        await self._wake.wait()
+        self._wake.clear()
+        deltas, self._ready = self._ready, []
+        return deltas
+
+    def put(self, delta: AnswerDelta) -> None:
+        """The engine's side: one more delta."""
+        self._ready.append(delta)
+        self._unfinished -= delta.finish_reason is not None
+        self._wake.set()
+
+
+class AsyncEngine:
+    """One engine process and the requests under way in it."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, line: socket.socket, config: EngineConfig, tokenizer: TokenBytes
+    ) -> None:
+        self.config = config
+        self.state = State.STARTING
+        self.failure: str | None = None
+        self.progress = Progress("starting")
+        self.limits: EngineLimits | None = None
+        self.info: EngineInfo | None = None
+        self.stats = EngineStats()
+        self.degraded: str | None = None
+        """Why the engine serves slower than it should, if it does."""
+        self.on_delta: Callable[[AnswerDelta], None] | None = None
+        """Called with every delta, for metrics."""
+        self._process = process
+        self._line = line
+        self._processor = OutputProcessor(tokenizer)
+        self._streams: dict[int, tuple[AnswerStream, int]] = {}
+        self._changed = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._closing = False
+
+    @classmethod
+    async def start(
+        cls, config: EngineConfig, tokenizer: TokenBytes, *, command: Sequence[str] = ENGINE_COMMAND
+    ) -> AsyncEngine:
+        """Start the engine process and return at once; `wait_until_started` says how that went.
+
+        `command` gets two more arguments: the descriptor of its socket and our process id.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                str(theirs.fileno()),
+                str(os.getpid()),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=_STDERR,  # standard output is ours: for answers
+            )
+        engine = cls(process, ours, config, tokenizer)
+        await engine._connect()
+        return engine
+
+    async def _connect(self) -> None:
+        reader, self._writer = await asyncio.open_connection(sock=self._line)
+        self._send(Start(self.config))
+        self._reading = asyncio.create_task(self._read(reader))
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int:
+        """The engine's process id."""
+        return self._process.pid
+
+    @property
+    def num_requests(self) -> int:
+        """Requests under way."""
+        return self._processor.num_requests
+
+    async def wait_until_started(self) -> None:
+        """Return when the engine is ready. Raises WorkerError, with the engine's own sentence, when it failed."""
+        await self.wait_for_change(State.STARTING)
+        if self.state is State.FAILED:
+            raise WorkerError(self.failure or "the engine failed")
+
+    async def wait_for_change(self, state: State) -> None:
+        """Return when the engine is in another state than `state`."""
+        while self.state is state:
+            await self._changed.wait()
+
+    def _enter(self, state: State) -> None:
+        self.state = state
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def require_ready(self) -> EngineLimits:
+        """The engine's limits. Raises EngineUnavailableError when there is no engine to take a request."""
+        if self.state is not State.READY or self.limits is None:
+            reason = {
+                State.STARTING: "the engine is still starting",
+                State.STOPPING: "the server is shutting down",
+            }.get(self.state, self.failure or "the engine failed")
+            raise EngineUnavailableError(reason)
+        return self.limits
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, *, continuation: bool = False
+    ) -> AnswerStream:
+        """Submit one request of one or more prompts. Raises RequestError or EngineUnavailableError, and then submits
+        nothing. `continuation`: the text goes on from the prompt's (completions), instead of starting anew (chat)."""
+        limits = self.require_ready()
+        admitted = [admit(prompt, sampling, limits) for prompt in prompts]
+        stream = AnswerStream(len(prompts) * sampling.n, self._cancel)
+        for number, (prompt, own) in enumerate(zip(prompts, admitted, strict=True)):
+            request_id, requests = self._processor.add(prompt, own, continuation=continuation)
+            self._streams[request_id] = (stream, number * sampling.n)
+            self._send(Submit(requests))
+        self._idle.clear()
+        return stream
+
+    def _cancel(self, stream: AnswerStream) -> None:
+        """Abort what still runs of a stream; nothing when it has ended."""
+        ours = [request_id for request_id, (owner, _) in self._streams.items() if owner is stream]
+        abort = [seq_id for request_id in ours for seq_id in self._processor.cancel(request_id)]
+        for request_id in ours:
+            del self._streams[request_id]
+        if abort:
+            self._send(Abort(abort))
+        self._note_idle()
+
+    def _deliver(self, deltas: Sequence[AnswerDelta]) -> None:
+        for delta in deltas:
+            if self.on_delta is not None:
+                self.on_delta(delta)
+            stream, first = self._streams[delta.request_id]
+            stream.put(replace(delta, index=first + delta.index) if first else delta)
+        for delta in deltas:
+            if delta.finish_reason is not None and not self._processor.is_open(delta.request_id):
+                self._streams.pop(delta.request_id, None)
+        self._note_idle()
+
+    def _note_idle(self) -> None:
+        if not self._streams:
+            self._idle.set()
+
+    # -- the line to the engine process --------------------------------------------------------------------------------
+
+    def _send(self, command: Command) -> None:
+        assert self._writer is not None
+        if not self._writer.is_closing():
+            self._writer.write(frame(command))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+                self._take(parse_report(await reader.readexactly(size)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the other side has gone, which is what ends this loop
+        finally:
+            await self._bury()
+
+    def _take(self, report: Report) -> None:
+        match report:
+            case Stepped(deltas):
+                processed = self._processor.process(deltas)
+                if processed.abort:
+                    self._send(Abort(processed.abort))
+                self._deliver(processed.deltas)
+            case Stats(stats, degraded):
+                self.stats, self.degraded = stats, degraded
+            case Rejected(seq_id, message):
+                self._deliver(self._processor.fail(message, [seq_id]))
+            case Progress():
+                self.progress = report
+            case Ready(limits, info):
+                self.limits, self.info = limits, info
+                self._enter(State.READY)
+            case Failed(message):
+                self.failure = message
+
+    async def _bury(self) -> None:
+        """The engine process has ended: every open answer gets an error now, and no new one is taken."""
+        if self._writer is not None:
+            self._writer.close()
+        if not self._closing:
+            try:
+                status = await asyncio.wait_for(self._process.wait(), timeout=1.0)
+            except TimeoutError:
+                self._process.kill()
+                status = await self._process.wait()
+            self.failure = self.failure or f"the engine process died ({_describe(status)})"
+            log.error("%s", self.failure)
+            self._enter(State.FAILED)
+        self._deliver(self._processor.fail(self.failure or "the server is shutting down"))
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def stop_accepting(self) -> None:
+        """Take no new request from now on; those under way go on."""
+        if self.state in (State.READY, State.STARTING):
+            self._enter(State.STOPPING)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait for the requests under way; those that are not done in time end with an error."""
+        self.stop_accepting()
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            log.warning("%d requests were not done within %g s of shutting down", self.num_requests, timeout_s)
+            self._deliver(self._processor.fail("the server is shutting down"))
+
+    async def close(self) -> None:
+        """End the engine process: asked first, killed when it does not answer."""
+        self._closing = True
+        self.stop_accepting()
+        self._send(Shutdown())
+        try:
+            await asyncio.wait_for(self._process.wait(), timeout=_GOODBYE_S if self.limits else 0.1)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        if self._reading is not None:
+            await self._reading
+
+
+def _describe(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"

@@ -1,0 +1,178 @@
+"""The engine in a process of its own: `python -m ssd_ascend.engine.process FD`, started by `engine/async_engine.py`.
+
+It owns the step loop and nothing else: no text, no HTTP. Commands are taken between steps, so that a cancelled request
+costs at most the step under way; all tokens of a step leave in one message. It dies with the front end, by end of file
+or, in the middle of a long build, by the kernel's parent-death signal.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from ssd_ascend.config.engine import EngineConfig
+from ssd_ascend.core.request import EngineRequest, TokenDelta
+from ssd_ascend.core.stats import EngineStats
+from ssd_ascend.engine.channel import ChannelClosedError, EngineChannel
+from ssd_ascend.engine.identity import EngineInfo, EngineLimits
+from ssd_ascend.engine.messages import (
+    Abort,
+    Command,
+    Failed,
+    Progress,
+    Ready,
+    Rejected,
+    Shutdown,
+    Start,
+    Stats,
+    Stepped,
+    Submit,
+)
+from ssd_ascend.errors import RequestError, SsdError
+from ssd_ascend.log import get_logger
+
+log = get_logger(__name__)
+
+_STATS_EVERY_S = 0.5
+_PR_SET_PDEATHSIG = 1
+
+
+class StepEngine(Protocol):
+    """What the loop asks of an engine (`engine/engine.py` is one; tests script others)."""
+
+    @property
+    def limits(self) -> EngineLimits: ...
+    @property
+    def info(self) -> EngineInfo: ...
+    @property
+    def has_work(self) -> bool: ...
+    def submit(self, request: EngineRequest) -> None: ...
+    def abort(self, seq_ids: Iterable[int]) -> None: ...
+    def step(self) -> list[TokenDelta]: ...
+    def stats(self) -> EngineStats: ...
+    def health(self) -> str | None: ...
+    def close(self) -> None: ...
+
+
+Report = Callable[[int, int], None]
+Build = Callable[[EngineConfig, Report], StepEngine]
+"""Builds an engine; the second argument is told how much of how much is loaded."""
+
+
+def serve(channel: EngineChannel, build: Build) -> int:
+    """Build the engine that the first command asks for and step it until told to stop. Returns the exit status."""
+    try:
+        (start, *rest) = channel.commands(wait=True)
+        assert isinstance(start, Start), "the front end did not start with Start"
+        engine = build(start.config, lambda done, total: channel.send(Progress("loading", done, total)))
+        try:
+            channel.send(Ready(engine.limits, engine.info))
+            _Loop(channel, engine).run(rest)
+        finally:
+            engine.close()
+    except ChannelClosedError:
+        return 1  # nobody is left to tell
+    except SsdError as error:
+        return _fail(channel, str(error))
+    except Exception as error:  # the last resort of a process: log all, tell one sentence, end
+        log.exception("the engine failed")
+        return _fail(channel, f"the engine failed: {_sentence(error)}")
+    return 0
+
+
+class _Loop:
+    """Commands, step, report; asleep while there is nothing to do."""
+
+    def __init__(self, channel: EngineChannel, engine: StepEngine) -> None:
+        self._channel = channel
+        self._engine = engine
+        self._reported_s = -1.0
+        self._stopping = False
+
+    def run(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            self._obey(command)
+        while not self._stopping:
+            if not self._engine.has_work:
+                self._report_stats()
+            for command in self._channel.commands(wait=not self._engine.has_work):
+                self._obey(command)
+            if self._engine.has_work and not self._stopping:
+                deltas = self._engine.step()
+                if deltas:
+                    self._channel.send(Stepped(deltas))
+                if time.monotonic() - self._reported_s >= _STATS_EVERY_S:
+                    self._report_stats()
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Submit(requests):
+                for request in requests:
+                    self._submit(request)
+            case Abort(seq_ids):
+                self._engine.abort(seq_ids)
+            case Shutdown():
+                self._stopping = True
+            case Start():
+                raise AssertionError("started twice")
+
+    def _submit(self, request: EngineRequest) -> None:
+        try:
+            self._engine.submit(request)
+        except RequestError as error:
+            self._channel.send(Rejected(request.id, str(error), error.param))
+
+    def _report_stats(self) -> None:
+        self._reported_s = time.monotonic()
+        self._channel.send(Stats(self._engine.stats(), self._engine.health()))
+
+
+def _fail(channel: EngineChannel, message: str) -> int:
+    try:
+        channel.send(Failed(message))
+    except ChannelClosedError:
+        log.error("%s", message)
+    channel.drain(timeout_s=5.0)
+    return 1
+
+
+def _sentence(error: BaseException) -> str:
+    """The first line of an error, with its kind when the line alone would say little."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel end this process when `parent` ends, where there is such a service (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before the kernel was asked
+        raise SystemExit(1)
+
+
+def _build_real(config: EngineConfig, report: Report) -> StepEngine:
+    from ssd_ascend.engine.builder import build_engine  # torch: seconds, and tests do without
+
+    engine: StepEngine = build_engine(config, progress=report)
+    return engine
+
+
+def main(argv: Sequence[str], build: Build = _build_real) -> int:
+    """`argv`: the file descriptor of the socket and the process id of the front end."""
+    descriptor, parent = int(argv[0]), int(argv[1])
+    # a terminal's Ctrl-C and a supervisor's SIGTERM reach the whole group; the front end decides when we stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    die_with_parent(parent)
+    with EngineChannel(socket.socket(fileno=descriptor)) as channel:
+        return serve(channel, build)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

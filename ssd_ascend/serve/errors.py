@@ -1,0 +1,76 @@
+"""Errors in OpenAI's shape, {"error": {"message", "type", "param", "code"}}: whatever goes wrong is told in one."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from ssd_ascend.engine.async_engine import EngineUnavailableError
+from ssd_ascend.errors import RequestError
+from ssd_ascend.log import get_logger
+
+log = get_logger(__name__)
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """An error with a status of its own; RequestError is the usual way to say 400."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+
+
+def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
+    """The JSON of an error."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def error_response(
+    status: int,
+    message: str,
+    *,
+    param: str | None = None,
+    code: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> Response:
+    """An error as a response."""
+    body = error_body(status, message, param=param, code=code)
+    return Response(body, status_code=status, media_type="application/json", headers=headers)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Make every error of `app`, ours and the framework's, one of this shape."""
+
+    async def bad_request(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestError)
+        return error_response(400, str(error), param=error.param, code=error.code)
+
+    async def api_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
+        return error_response(error.status, str(error), param=error.param, code=error.code, headers=headers)
+
+    async def unavailable(_: Request, error: Exception) -> Response:
+        return error_response(503, str(error), code="engine_unavailable", headers={"Retry-After": "1"})
+
+    async def http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return error_response(error.status_code, message, headers=dict(error.headers or {}))
+
+    async def unexpected(request: Request, error: Exception) -> Response:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return error_response(500, f"the server failed: {type(error).__name__}")
+
+    app.add_exception_handler(RequestError, bad_request)
+    app.add_exception_handler(ApiError, api_error)
+    app.add_exception_handler(EngineUnavailableError, unavailable)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(Exception, unexpected)

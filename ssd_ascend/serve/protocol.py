@@ -1,0 +1,271 @@
+"""The bodies of requests, checked strictly: what the API takes, and nothing else is silently ignored. Torch-free.
+
+A field is either here and works, or in a table of fields that are taken at their no-op values only, or unknown; the
+last two answer 400 and name it. Ranges live in `SamplingParams`. Used by the handlers of this room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ssd_ascend.core.sampling import MAX_LOGPROBS, MAX_N, SamplingParams
+from ssd_ascend.errors import RequestError, nearest
+
+MAX_PROMPTS = 2048
+_NOTHING: tuple[object, ...] = (None,)
+
+
+class Strict(BaseModel):
+    """No unknown field, no conversion between types, no NaN or infinity. A null means "not given"."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class StreamOptions(Strict):
+    """`include_usage` sends one more chunk, with the token counts, before [DONE]."""
+
+    include_usage: bool | None = None
+
+
+class Message(Strict):
+    """One turn of a conversation. Fields that only answers carry are taken too, so that they can be sent back."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class _Sampled(Strict):
+    """What chat and text completions share. `NO_OP_ONLY` names fields of the API that do nothing yet, with the values
+    at which doing nothing is right."""
+
+    NO_OP_ONLY: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = Field(default=None, ge=1, le=MAX_N)
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    user: str | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_no_ops(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for name, accepted in cls.NO_OP_ONLY.items():
+            if name in data and not any(type(data[name]) is type(value) and data[name] == value for value in accepted):
+                raise RequestError(
+                    f"{name} is not supported by this server",
+                    param=name,
+                    code="unsupported_parameter",
+                    remedy="leave it out",
+                )
+        return {name: value for name, value in data.items() if name not in cls.NO_OP_ONLY}
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        """Whether a stream ends with a chunk of token counts."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def sampling(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """The request as the engine takes it. Raises RequestError naming a field that is out of range."""
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options needs stream: true", param="stream_options")
+        given = {name: getattr(self, name) for name in _PASSED_ON}
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return SamplingParams(
+            **{name: value for name, value in given.items() if value is not None},
+            stop=stop,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            logit_bias=_token_biases(self.logit_bias or {}),
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+        )
+
+
+_PASSED_ON = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "n",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "include_stop_str_in_output",
+)
+
+
+def _token_biases(biases: Mapping[str, float]) -> dict[int, float]:
+    try:
+        return {int(token): bias for token, bias in biases.items()}
+    except ValueError as error:
+        raise RequestError(f"logit_bias has a key that is no token id: {error}", param="logit_bias") from error
+
+
+class ChatRequest(_Sampled):
+    """POST /v1/chat/completions."""
+
+    NO_OP_ONLY: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "audio": _NOTHING,
+        "function_call": (None, "none"),
+        "functions": (None, []),
+        "modalities": (None, ["text"]),
+        "parallel_tool_calls": (None, True, False),
+        "prediction": _NOTHING,
+        "prompt_cache_retention": _NOTHING,
+        "reasoning_effort": _NOTHING,
+        "response_format": (None, {"type": "text"}),
+        "service_tier": (None, "auto", "default"),
+        "store": (None, False),
+        "tool_choice": (None, "none", "auto"),
+        "tools": (None, []),
+        "verbosity": (None, "medium"),
+        "web_search_options": _NOTHING,
+    }
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+
+    def to_sampling(self) -> SamplingParams:
+        """See `sampling`."""
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+        both = (self.max_tokens, self.max_completion_tokens)
+        if None not in both and both[0] != both[1]:
+            raise RequestError(f"max_tokens is {both[0]} and max_completion_tokens is {both[1]}", param="max_tokens")
+        name = self.max_tokens_name
+        return self.sampling(
+            max_tokens=_at_least_one(name, getattr(self, name)),
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+        )
+
+    @property
+    def max_tokens_name(self) -> str:
+        """The name under which this request limits its answer."""
+        return "max_completion_tokens" if self.max_completion_tokens is not None else "max_tokens"
+
+
+class CompletionRequest(_Sampled):
+    """POST /v1/completions."""
+
+    NO_OP_ONLY: ClassVar[Mapping[str, tuple[object, ...]]] = {"best_of": (None, 1), "suffix": (None, "")}
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    echo: bool | None = None
+
+    def to_sampling(self) -> SamplingParams:
+        """See `sampling`."""
+        if self.echo and self.logprobs is not None:
+            raise RequestError("echo together with logprobs is not supported", param="echo", remedy="leave one out")
+        return self.sampling(max_tokens=_at_least_one("max_tokens", self.max_tokens), logprobs=self.logprobs)
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts, one by one. Raises RequestError when there are none or too many."""
+        prompt = self.prompt
+        found: Any = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
+        if not found:
+            raise RequestError("there is no prompt", param="prompt", remedy="send at least one")
+        if len(found) > MAX_PROMPTS:
+            raise RequestError(f"{len(found)} prompts: at most {MAX_PROMPTS} go in one request", param="prompt")
+        return list(found)
+
+
+def _at_least_one(name: str, value: int | None) -> int | None:
+    if value is not None and value < 1:
+        raise RequestError(f"{name} is {value}: it must be at least 1", param=name)
+    return value
+
+
+class TokenizeRequest(Strict):
+    """POST /tokenize: a text, or a conversation as the chat endpoint would make it."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(Strict):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0)]]
+    skip_special_tokens: bool = False
+
+
+RequestT = TypeVar("RequestT", bound=Strict)
+
+
+def parse(schema: type[RequestT], body: bytes) -> RequestT:
+    """A request body as `schema`. Raises RequestError, naming the first field that is wrong."""
+    try:
+        return schema.model_validate_json(body)
+    except ValidationError as error:
+        raise _first_problem(schema, error) from error
+
+
+def _first_problem(schema: type[Strict], error: ValidationError) -> RequestError:
+    problems = error.errors(include_url=False, include_context=False)
+    first = problems[0]
+    where, kind = first["loc"], first["type"]
+    if kind == "json_invalid":
+        return RequestError(f"the body is not valid JSON: {first['msg']}")
+    if not where:
+        return RequestError("the body is not a JSON object", remedy="send an object")
+    name = str(where[0])
+    if kind == "extra_forbidden":
+        guess = nearest(str(where[-1]), schema.model_fields)
+        return RequestError(
+            f"unknown field {_path(where)!r}",
+            param=name,
+            code="unknown_parameter",
+            remedy=f"did you mean {guess!r}?" if guess else None,
+        )
+    # a value that fits none of several types is reported once for each; their tags are no part of the path
+    depth = 3 if len(where) > 1 and isinstance(where[1], int) else 1
+    wanted = dict.fromkeys(str(problem["msg"]) for problem in problems if problem["loc"][:depth] == where[:depth])
+    return RequestError(f"{_path(where[:depth])} is wrong: {'; or '.join(wanted)}", param=name)
+
+
+def _path(where: tuple[int | str, ...]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in where).lstrip(".")

@@ -1,0 +1,107 @@
+"""What the handlers of one server share: engine, tokenizer, name, key. Made once in `__main__`, held by the app."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from ssd_ascend.engine.async_engine import AsyncEngine, State
+from ssd_ascend.errors import RequestError
+from ssd_ascend.serve.errors import ApiError
+from ssd_ascend.serve.metrics import ServerMetrics
+from ssd_ascend.serve.protocol import Message
+from ssd_ascend.text import Tokenizer
+
+MAX_BODY_BYTES = 32 << 20
+_THREAD_ABOVE = 20_000
+"""Characters from which tokenizing leaves the event loop: it takes milliseconds, and other streams shall not notice."""
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class ServerState:
+    """One server."""
+
+    engine: AsyncEngine
+    tokenizer: Tokenizer
+    model_name: str
+    api_key: str | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+    metrics: ServerMetrics = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.metrics = ServerMetrics(lambda: self.engine.stats, lambda: self.engine.state is State.READY)
+        self.engine.on_delta = self.metrics.on_delta
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError 404 when a request names a model that is not served here."""
+        if name is not None and name != self.model_name:
+            raise ApiError(
+                404,
+                f"the model {name!r} is not served here; {self.model_name!r} is",
+                param="model",
+                code="model_not_found",
+            )
+
+    async def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of prompts of text, each with the special tokens the model expects around one."""
+
+        def work() -> list[list[int]]:
+            return [self.tokenizer.encode(text, add_special_tokens=True) for text in texts]
+
+        return await self.off_loop(sum(len(text) for text in texts), work)
+
+    async def encode_chat(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool, variables: dict[str, Any] | None
+    ) -> list[int]:
+        """The ids of a conversation in the model's own format. `variables` reach the template."""
+        reserved = sorted({"messages", "tools", "add_generation_prompt"} & set(variables or ()))
+        if reserved:
+            raise RequestError(f"chat_template_kwargs may not set {reserved[0]}", param="chat_template_kwargs")
+        turns = [_turn(message) for message in messages]
+        return await self.off_loop(
+            sum(len(str(turn.get("content"))) for turn in turns),
+            lambda: self.tokenizer.chat.render(turns, add_generation_prompt=add_generation_prompt, **(variables or {})),
+        )
+
+    async def off_loop(self, size: int, work: Callable[[], T]) -> T:
+        """Do `work` on `size` characters: here when it is short, in a thread when others would have to wait for it."""
+        return work() if size <= _THREAD_ABOVE else await asyncio.to_thread(work)
+
+
+def _turn(message: Message) -> dict[str, Any]:
+    turn = message.model_dump(include={"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"})
+    turn = {name: value for name, value in turn.items() if value is not None}
+    if message.content is None and message.role != "assistant":
+        raise RequestError(f"a message of role {message.role!r} has no content", param="messages")
+    turn.setdefault("content", "")
+    if message.role == "developer":  # OpenAI's newer word; templates know the older one
+        turn["role"] = "system"
+    return turn
+
+
+async def read_body(request: Request) -> bytes:
+    """The whole body of a request. Raises ApiError 413 above the limit, and 400 when the client leaves."""
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > MAX_BODY_BYTES:
+                raise ApiError(413, f"the body is over the limit of {MAX_BODY_BYTES} bytes", code="body_too_large")
+            parts.append(part)
+    except ClientDisconnect as error:
+        raise ApiError(400, "the client left before it had sent its request") from error
+    return b"".join(parts)
+
+
+def new_id(prefix: str) -> str:
+    """An id for a response."""
+    return f"{prefix}-{uuid.uuid4().hex}"

@@ -1,0 +1,157 @@
+"""Sends one answer over HTTP, whole or as server-sent events, and aborts it in the engine when the client leaves.
+
+Both endpoints use it, each with a `Writer` of its own for the shape of its JSON. All tokens that came since the last
+write leave in one write, so that a slow loop catches up instead of falling behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ssd_ascend.engine.async_engine import AnswerStream
+from ssd_ascend.engine.outputs import Answer, AnswerDelta, AnswerStats
+from ssd_ascend.serve.errors import error_body, error_response
+
+encode_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode
+_DONE = b"data: [DONE]\n\n"
+_SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # proxies must not collect what we stream
+]
+
+
+class Writer(Protocol):
+    """The shape of one endpoint's JSON, for one request."""
+
+    def opening(self) -> bytes:
+        """Events to send before any token."""
+        ...
+
+    def event(self, delta: AnswerDelta) -> bytes:
+        """The event of one delta; empty when there is nothing to show yet."""
+        ...
+
+    def closing(self, stats: dict[int, AnswerStats]) -> bytes:
+        """Events after the last token; `stats` by number of the answer."""
+        ...
+
+    def whole(self, answers: list[Answer]) -> bytes:
+        """The body of a response that is not streamed."""
+        ...
+
+
+class AnswerResponse(Response):
+    """Owns an AnswerStream from the moment it is made: however the response ends, the stream is closed."""
+
+    def __init__(
+        self,
+        stream: AnswerStream,
+        writer: Writer,
+        *,
+        num_answers: int,
+        streamed: bool,
+        on_disconnect: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__()
+        self._stream = stream
+        self._writer = writer
+        self._num_answers = num_answers
+        self._streamed = streamed
+        self._on_disconnect = on_disconnect
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._stream:
+            answering = asyncio.create_task(
+                self._send_events(send) if self._streamed else self._send_whole(scope, receive, send)
+            )
+            leaving = asyncio.create_task(_disconnected(receive))
+            try:
+                await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+                if answering.done():
+                    answering.result()
+                else:
+                    self._on_disconnect()
+            finally:
+                answering.cancel()
+                leaving.cancel()
+                await asyncio.gather(answering, leaving, return_exceptions=True)
+
+    async def _send_events(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
+        await _send_part(send, self._writer.opening())
+        stats: dict[int, AnswerStats] = {}
+        async for deltas in self._stream:
+            failed = next((delta for delta in deltas if delta.error is not None), None)
+            await _send_part(send, b"".join([self._writer.event(delta) for delta in deltas if delta.error is None]))
+            if failed is not None:
+                # no finish reason and no [DONE]: nobody may take this for a whole answer
+                await _send_part(send, sse(error_body(500, failed.error or "", code="engine_error")), last=True)
+                return
+            stats.update({delta.index: delta.stats for delta in deltas if delta.stats is not None})
+        await _send_part(send, self._writer.closing(stats) + _DONE, last=True)
+
+    async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answers = [Answer(index) for index in range(self._num_answers)]
+        async for deltas in self._stream:
+            for delta in deltas:
+                answers[delta.index].extend(delta)
+                if delta.error is not None:
+                    await error_response(500, delta.error, code="engine_error")(scope, receive, send)
+                    return
+        body = self._writer.whole(answers)
+        await Response(body, media_type="application/json")(scope, receive, send)
+
+
+async def _send_part(send: Send, body: bytes, *, last: bool = False) -> None:
+    if body or last:
+        await send({"type": "http.response.body", "body": body, "more_body": not last})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def sse(body: bytes) -> bytes:
+    """One server-sent event."""
+    return b"data: " + body + b"\n\n"
+
+
+class EventTemplate:
+    """The part of a stream's events that never changes, encoded once: `fill` puts one choice into it."""
+
+    def __init__(self, head: dict[str, object], *, usage_is_null: bool) -> None:
+        self._before = b"data: " + encode_json(head)[:-1] + b',"choices":['
+        self._after = b'],"usage":null}\n\n' if usage_is_null else b"]}\n\n"
+
+    def fill(self, choice: dict[str, object]) -> bytes:
+        """The event of one choice."""
+        return self._before + encode_json(choice) + self._after
+
+    def usage(self, usage: dict[str, object]) -> bytes:
+        """The last event, with token counts and no choice."""
+        return self._before + b'],"usage":' + encode_json(usage) + b"}\n\n"
+
+
+def usage_of(stats: dict[int, AnswerStats], *, n: int) -> dict[str, object]:
+    """OpenAI's usage object. The n answers to one prompt share it, so it counts once; drafts show as predictions."""
+    prompts = [answer for number, answer in stats.items() if number % n == 0]
+    prompt_tokens = sum(answer.prompt_tokens for answer in prompts)
+    completion_tokens = sum(answer.completion_tokens for answer in stats.values())
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(answer.cached_tokens for answer in prompts)},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": sum(answer.accepted for answer in stats.values()),
+            "rejected_prediction_tokens": sum(answer.rejected for answer in stats.values()),
+        },
+    }
