@@ -28,6 +28,8 @@ class SpeculationStats:
     """Drafts that were computed and never shown to the target, branches included."""
     draft_idle_s: float = 0.0
     target_wait_s: float = 0.0
+    cache_bytes: int = 0
+    """Held by the speculation cache now."""
     worker_restarts: int = 0
     worker_alive: bool = True
 

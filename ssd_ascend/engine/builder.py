@@ -127,6 +127,7 @@ def _target_side(
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_batched_tokens=config.max_batched_tokens,
+        feature_width=len(capture) * target.config.hidden_size,
         kv_tokens=kv.num_blocks * kv.block_size,
         dtype=str(target.dtype).removeprefix("torch."),
     )
@@ -138,12 +139,7 @@ def _target_side(
         path=draft_path,
         width=0,
     )
-    return TargetSide(
-        kind=kind,
-        setup=setup,
-        features=kv if capture else None,
-        feature_width=len(capture) * target.config.hidden_size,
-    )
+    return TargetSide(kind=kind, setup=setup, features=kv if capture else None)
 
 
 def _assemble(

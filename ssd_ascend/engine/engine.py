@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+import torch
+
 from ssd_ascend import trace
 from ssd_ascend.core.request import EngineRequest, TokenDelta
 from ssd_ascend.core.sampling import SamplingParams
@@ -110,6 +112,7 @@ class Engine:
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
+    @torch.inference_mode()
     def step(self) -> list[TokenDelta]:
         """One step for every sequence that is scheduled; returns what each gained. Nothing to do: returns at once."""
         ended, self._ended = self._ended, []

@@ -37,7 +37,7 @@ class RowsLayout:
     def __init__(
         self, branches: Rows[Branch], trunk_ends: Rows[int], k: int, blocks: BlockManager, kv: KVCache, device: torch.device
     ) -> None:
-        """`trunk_ends[i]`: entries of the trunk that branch i sees. Raises `OutOfBlocks` and holds nothing then."""
+        """`trunk_ends[i]`: entries of the trunk that branch i sees. Raises `OutOfBlocksError` and holds nothing then."""
         self._blocks = blocks
         self._device = device
         self._starts = list(trunk_ends)

@@ -87,6 +87,7 @@ class DraftWorker:
         message, self._next = self._next, None
         return self._transport.recv(timeout_s) if message is None else message
 
+    @torch.inference_mode()
     def _handle(self, message: Message) -> None:
         if not isinstance(message, Request):
             raise TransportError(f"the target sent a {type(message).__name__} where a request was due")

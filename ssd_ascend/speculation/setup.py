@@ -32,6 +32,8 @@ class TargetFacts:
     max_model_len: int
     max_num_seqs: int
     max_batched_tokens: int
+    feature_width: int
+    """Width of the captured features, 0 when none are."""
     kv_tokens: int
     """Tokens that the target's KV cache holds; a drafter needs about as many."""
     dtype: str
@@ -150,7 +152,6 @@ class TargetSide:
     kind: DrafterKind
     setup: DraftSetup
     features: FeatureReader | None
-    feature_width: int
 
 
 SpeculatorKind = Callable[[TargetSide], Speculator]

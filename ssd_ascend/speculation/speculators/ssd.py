@@ -1,0 +1,165 @@
+"""`ssd`: speculative speculative decoding. A worker drafts for every likely outcome while the target verifies.
+
+`observe` posts the outcomes as soon as they are known, before the scheduler commits; `propose` takes the answer, which on
+a cache hit lies there already. Whatever happens to the worker costs speed only: rows without an offer decode plainly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+import torch
+
+from ssd_ascend import trace
+from ssd_ascend.core.plan import DecodeRow
+from ssd_ascend.core.sequence import Sequence
+from ssd_ascend.core.speculation import Source, Speculation, Verification, VerificationOutcome
+from ssd_ascend.core.stats import SpeculationStats
+from ssd_ascend.speculation.base import FeatureReader, Speculator
+from ssd_ascend.speculation.draft_sampler import widen
+from ssd_ascend.speculation.setup import TargetSide
+from ssd_ascend.speculation.worker_client import Asked, Offer, WorkerClient, WorkerLink
+from ssd_ascend.speculation.worker_link import make_link
+from ssd_ascend.transport.messages import Attach, Update
+
+
+def build(side: TargetSide) -> Speculator:
+    """Starts the worker: a process of its own, or in this one."""
+    setup = side.setup
+    return SsdSpeculator(
+        make_link(side),
+        lookahead=setup.lookahead,
+        features=side.features,
+        target_vocab=setup.target.vocab_size,
+        device=setup.device,
+        silence_s=setup.config.worker_timeout_s,
+    )
+
+
+class SsdSpeculator:
+    """The target's side of `ssd`."""
+
+    def __init__(
+        self,
+        link: WorkerLink,
+        *,
+        lookahead: int,
+        features: FeatureReader | None,
+        target_vocab: int,
+        device: torch.device,
+        silence_s: float,
+    ) -> None:
+        self.stats = SpeculationStats()
+        self.lookahead = lookahead
+        self.wants_features = features is not None
+        self._features = features
+        self._target_vocab = target_vocab
+        self._device = device
+        self._worker = WorkerClient(
+            link, self.stats, target_vocab=target_vocab, lookahead=lookahead, silence_s=silence_s
+        )
+
+    # -- what the target is offered ----------------------------------------------------------------------------------
+
+    def propose(self, rows: Rows[DecodeRow]) -> Speculation:
+        """The worker's offers for these rows; a row without one declines."""
+        with trace.span("wait"):
+            self._worker.collect()
+        offers = [self._worker.take(row.seq) for row in rows]
+        num_tokens = [
+            0 if offer is None else min(offer.tokens.shape[0], row.max_drafts)
+            for offer, row in zip(offers, rows, strict=True)
+        ]
+        looked_up = [offer is not None and offer.looked_up for offer in offers]
+        if not any(num_tokens):
+            nothing = Speculation.declined(len(rows))
+            return Speculation(None, nothing.num_tokens, nothing.source, None, nothing.has_law, looked_up)
+        sources = [
+            offer.source if offer is not None and n else Source.DECLINED
+            for offer, n in zip(offers, num_tokens, strict=True)
+        ]
+        has_law = [offer is not None and offer.law is not None for offer in offers]
+        draft_logits = self._laws(offers, max(num_tokens)) if any(has_law) else None
+        tokens = self._tokens(offers, max(num_tokens))
+        return Speculation(tokens, num_tokens, sources, draft_logits, has_law, looked_up)
+
+    def _tokens(self, offers: Rows[Offer | None], width: int) -> torch.Tensor:
+        tokens = torch.zeros((len(offers), width), dtype=torch.int64)
+        for i, offer in enumerate(offers):
+            if offer is not None:
+                drafts = offer.tokens[:width]
+                tokens[i, : drafts.shape[0]] = drafts
+        return tokens.to(self._device, non_blocking=True)
+
+    def _laws(self, offers: Rows[Offer | None], width: int) -> torch.Tensor:
+        """float32 [B, width, V]; rows without a law are never read."""
+        laws = torch.zeros((len(offers), width, self._target_vocab), device=self._device)
+        to_target = self._worker.to_target
+        for i, offer in enumerate(offers):
+            if offer is not None and offer.law is not None:
+                law = offer.law[:width].to(self._device, non_blocking=True)
+                laws[i, : law.shape[0]] = widen(law, to_target, self._target_vocab)
+        return laws
+
+    # -- what the worker is told ---------------------------------------------------------------------------------------
+
+    def observe(self, sequences: Rows[Sequence], verification: Verification) -> None:
+        """Post the outcomes of every sequence that goes on."""
+        if not self._worker.is_ready():
+            return
+        attaches: list[Attach] = []
+        updates: list[Update] = []
+        asked: dict[int, Asked] = {}
+        for seq, outcome, new_tokens in zip(sequences, verification.outcomes, verification.new_tokens, strict=True):
+            if seq.id in verification.faults or _ends(seq, new_tokens):
+                continue
+            known = seq.id in self._worker.attached
+            asked[seq.id] = Asked(seq.num_tokens + len(new_tokens), known)
+            if known:
+                updates.append(self._update(seq, outcome, new_tokens))
+            else:
+                attaches.append(self._attach(seq, new_tokens))
+        self._worker.post(attaches, updates, asked)
+
+    def _attach(self, seq: Sequence, new_tokens: list[int]) -> Attach:
+        tokens = seq.token_ids + new_tokens
+        return Attach(
+            seq_id=seq.id,
+            token_ids=tokens,
+            num_prompt_tokens=seq.num_prompt_tokens,
+            sampling=seq.sampling,
+            seed=seq.seed,
+            stop_ids=seq.stop_ids,
+            features=self._read_features(seq, 0, len(tokens) - 1),
+        )
+
+    def _update(self, seq: Sequence, outcome: VerificationOutcome, new_tokens: list[int]) -> Update:
+        start = seq.num_tokens - 1
+        return Update(
+            outcome=outcome,
+            num_tokens_before=seq.num_tokens,
+            new_tokens=new_tokens,
+            features=self._read_features(seq, start, start + len(new_tokens)),
+        )
+
+    def _read_features(self, seq: Sequence, start: int, end: int) -> torch.Tensor | None:
+        return None if self._features is None else self._features.read_features(seq.block_table, start, end)
+
+    def release(self, seq_ids: Rows[int]) -> None:
+        """The worker hears of it with the next request."""
+        self._worker.release(seq_ids)
+
+    def health(self) -> str | None:
+        """One sentence while there is no worker."""
+        return self._worker.health()
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.close()
+
+
+def _ends(seq: Sequence, new_tokens: Rows[int]) -> bool:
+    """True when the scheduler will surely end `seq` with these tokens; a wrong "no" costs one useless draft."""
+    if len(new_tokens) >= seq.num_remaining:
+        return True
+    return seq.num_output_tokens >= seq.sampling.min_tokens and not seq.stop_ids.isdisjoint(new_tokens)

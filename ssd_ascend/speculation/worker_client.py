@@ -1,0 +1,266 @@
+"""The target's end of the line to a draft worker: requests go out, offers come in, and trouble costs speed only.
+
+A worker that is slow is waited for briefly, then polled; one that is silent, gone or talks nonsense is given up, and the
+link brings another. Used by the `ssd` speculator.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+
+from ssd_ascend.core.sequence import Sequence
+from ssd_ascend.core.speculation import Source
+from ssd_ascend.core.stats import SpeculationStats
+from ssd_ascend.errors import TransportError
+from ssd_ascend.transport.base import Transport
+from ssd_ascend.transport.messages import Answer, Attach, Hello, Request, Update, WorkerStats
+
+_SOURCES = frozenset(int(source) for source in Source)
+_PATIENCE_S = 1.0
+"""How long a step waits for a late answer before it goes on without; from then on late answers are only polled for."""
+
+
+class Worker(NamedTuple):
+    """A worker that said hello. `generation` tells it from the ones before it."""
+
+    transport: Transport
+    hello: Hello
+    generation: int
+
+
+class WorkerLink(Protocol):
+    """Where workers come from. All calls return at once."""
+
+    def current(self) -> Worker | None:
+        """The worker in service, or None while there is none."""
+        ...
+
+    def report(self, generation: int, reason: str) -> None:
+        """The worker of this generation is of no use any more: end it and bring another."""
+        ...
+
+    def health(self) -> str | None:
+        """None when a worker is in service, else one sentence saying why there is none."""
+        ...
+
+    @property
+    def restarts(self) -> int:
+        """Workers lost so far."""
+        ...
+
+    def close(self) -> None:
+        """End the worker for good."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Drafts for one sequence, good while it has `num_tokens` tokens. law: [K, Vd] or None."""
+
+    num_tokens: int
+    source: Source
+    tokens: torch.Tensor
+    law: torch.Tensor | None
+    looked_up: bool
+
+
+class Asked(NamedTuple):
+    """What a request asks for a sequence: tokens it will then have, and whether the cache is looked up."""
+
+    num_tokens: int
+    looked_up: bool
+
+
+class WorkerClient:
+    """Talks to whatever worker is in service. Writes what only it can know into `stats`."""
+
+    def __init__(self, link: WorkerLink, stats: SpeculationStats, *, target_vocab: int, lookahead: int, silence_s: float) -> None:
+        self.attached: set[int] = set()
+        """Sequences the worker in service knows."""
+        self.stats = stats
+        self._link = link
+        self._target_vocab = target_vocab
+        self._lookahead = lookahead
+        self._silence_s = silence_s
+        self._worker: Worker | None = None
+        self._released: list[int] = []
+        self._asked: Mapping[int, Asked] = {}
+        self._offers: dict[int, Offer] = {}
+        self._number = 0
+        self._answered = 0
+        self._is_late = False
+        self._last_heard_s = 0.0
+        self._stale = 0
+        self._now = WorkerStats()
+        self._before = WorkerStats()
+
+    # -- what the speculator does --------------------------------------------------------------------------------
+
+    def is_ready(self) -> bool:
+        """True when a worker is in service. A new one knows no sequence yet."""
+        worker = self._link.current()
+        if worker is not None and (self._worker is None or worker.generation != self._worker.generation):
+            self._start_over()
+            self._worker = worker
+        elif worker is None and self._worker is not None:
+            self._start_over()
+        self.stats.worker_alive = worker is not None
+        self.stats.worker_restarts = self._link.restarts
+        return self._worker is not None
+
+    @property
+    def to_target(self) -> torch.Tensor | None:
+        """The target id of every draft id, None when the vocabularies are one."""
+        return None if self._worker is None else self._worker.hello.to_target
+
+    def post(self, attaches: list[Attach], updates: list[Update], asked: Mapping[int, Asked]) -> None:
+        """Send the outcomes of a step; the worker answers for every sequence in `asked`."""
+        if self._worker is None or not (attaches or updates or self._released):
+            return
+        if self._answered == self._number:
+            self._last_heard_s = time.monotonic()
+        released, self._released = self._released, []
+        self._number += 1
+        self._asked = asked
+        try:
+            self._worker.transport.send(
+                Request(number=self._number, released=released, attaches=attaches, updates=updates)
+            )
+        except TransportError as error:
+            self._lose(str(error))
+            return
+        self.attached.update(attach.seq_id for attach in attaches)
+
+    def collect(self) -> None:
+        """Take the answer to the last request; late ones are waited for once, then polled for."""
+        if self._worker is None or self._answered == self._number:
+            return
+        start = time.perf_counter()
+        try:
+            while self._answered < self._number:
+                message = self._worker.transport.recv(0.0 if self._is_late else _PATIENCE_S)
+                if message is None:
+                    self._note_silence()
+                    break
+                self._accept(message)
+        except TransportError as error:
+            self._lose(str(error))
+        self.stats.target_wait_s += time.perf_counter() - start
+
+    def take(self, seq: Sequence) -> Offer | None:
+        """The offer for `seq` as it stands now, if there is one."""
+        offer = self._offers.pop(seq.id, None)
+        return offer if offer is not None and offer.num_tokens == seq.num_tokens else None
+
+    def release(self, seq_ids: Iterable[int]) -> None:
+        """The worker hears of it with the next request."""
+        for seq_id in seq_ids:
+            self._offers.pop(seq_id, None)
+            if seq_id in self.attached:
+                self.attached.discard(seq_id)
+                self._released.append(seq_id)
+
+    def health(self) -> str | None:
+        """See `Speculator.health`."""
+        return self._link.health()
+
+    def close(self) -> None:
+        """End the worker."""
+        self._link.close()
+
+    # -- answers -------------------------------------------------------------------------------------------------
+
+    def _accept(self, message: object) -> None:
+        if not isinstance(message, Answer):
+            raise TransportError(f"the worker sent a {type(message).__name__} where an answer was due")
+        self._check(message)
+        self._answered = message.number
+        self._is_late = message.number < self._number
+        self._last_heard_s = time.monotonic()
+        self._count(message)
+        if self._is_late:  # every sequence has moved on
+            self._stale += sum(message.num_tokens)
+            return
+        law_row = 0
+        for i, seq_id in enumerate(message.seq_ids):
+            asked = self._asked[seq_id]
+            law = None
+            if message.has_law[i]:
+                assert message.law is not None
+                law = message.law[law_row, : message.num_tokens[i]]
+                law_row += 1
+            source = Source(message.sources[i])
+            if seq_id in self.attached:
+                tokens = message.tokens[i, : message.num_tokens[i]]
+                self._offers[seq_id] = Offer(asked.num_tokens, source, tokens, law, asked.looked_up)
+            self.stats.lookups += asked.looked_up
+            self.stats.hits += source is Source.HIT
+
+    def _check(self, answer: Answer) -> None:
+        """A broken worker must not reach the verifier: what does not fit is a `TransportError`."""
+        rows = len(answer.seq_ids)
+        assert self._worker is not None
+        drafts = answer.tokens
+        fits = (
+            self._answered < answer.number <= self._number
+            and drafts.shape == (rows, self._lookahead)
+            and all(0 <= n <= self._lookahead for n in answer.num_tokens)
+            and all(source in _SOURCES for source in answer.sources)
+            and (rows == 0 or bool(((drafts >= 0) & (drafts < self._target_vocab)).all()))
+            and len(set(answer.seq_ids)) == rows
+        )
+        if fits and answer.number == self._number:
+            fits = all(seq_id in self._asked for seq_id in answer.seq_ids)
+        if fits and any(answer.has_law):
+            expected = (sum(answer.has_law), self._lookahead, self._worker.hello.draft_vocab)
+            fits = answer.law is not None and tuple(answer.law.shape) == expected
+        if not fits:
+            raise TransportError(f"the worker's answer {answer.number} does not fit request {self._number}")
+
+    def _note_silence(self) -> None:
+        self._is_late = True
+        silent_s = time.monotonic() - self._last_heard_s
+        if silent_s > self._silence_s:
+            self._lose(f"no answer for {silent_s:.1f} s")
+
+    def _lose(self, reason: str) -> None:
+        assert self._worker is not None
+        self._link.report(self._worker.generation, reason)
+        self._start_over()
+        self.stats.worker_alive = False
+
+    def _start_over(self) -> None:
+        """Nothing is known of the worker that comes next."""
+        self._worker = None
+        self.attached.clear()
+        self._released.clear()
+        self._offers.clear()
+        self._answered = self._number
+        self._is_late = False
+        self._before = _sum(self._before, self._now)
+        self._now = WorkerStats()
+
+    def _count(self, answer: Answer) -> None:
+        self._now = answer.stats
+        total = _sum(self._before, self._now)
+        self.stats.draft_idle_s = total.idle_s
+        self.stats.wasted = total.cached_drafts - total.used_drafts + self._stale
+        self.stats.cache_bytes = answer.stats.cache_bytes
+
+
+def _sum(a: WorkerStats, b: WorkerStats) -> WorkerStats:
+    """Totals over two workers' lives; the cache is that of the second."""
+    return WorkerStats(
+        idle_s=a.idle_s + b.idle_s,
+        rounds=a.rounds + b.rounds,
+        lookups=a.lookups + b.lookups,
+        hits=a.hits + b.hits,
+        cached_drafts=a.cached_drafts + b.cached_drafts,
+        used_drafts=a.used_drafts + b.used_drafts,
+        cache_bytes=b.cache_bytes,
+    )
