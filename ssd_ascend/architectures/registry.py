@@ -11,11 +11,16 @@ from ssd_ascend.config.model import ModelConfig
 from ssd_ascend.core.batch import ForwardBatch, ModelOutput
 from ssd_ascend.errors import unknown_name
 from ssd_ascend.layers.context import BuildContext
+from ssd_ascend.layers.decoder import Decoder
+from ssd_ascend.layers.embedding import VocabHead
 from ssd_ascend.registry import Registry
 
 
 class CausalLM(Protocol):
     """A target or draft model. The caller calls `ctx.attention.plan(batch.attention)` before each forward."""
+
+    model: Decoder
+    lm_head: VocabHead
 
     def __call__(self, batch: ForwardBatch, kv: Sequence[torch.Tensor]) -> ModelOutput:
         """kv: one cache tensor per layer. Logits and hidden for `batch.logits_rows`, features for every token."""
