@@ -138,6 +138,7 @@ def _target_side(
         target=facts,
         path=draft_path,
         width=0,
+        share=target.model,
     )
     return TargetSide(kind=kind, setup=setup, features=kv if capture else None)
 

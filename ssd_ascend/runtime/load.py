@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from ssd_ascend.architectures.registry import CausalLM
 from ssd_ascend.backends.base import AttentionBackend, AttentionSpec, Backend, Capabilities, Collectives
 from ssd_ascend.config.model import ModelConfig
 from ssd_ascend.errors import ConfigError
@@ -36,6 +37,7 @@ class LoadedModel:
     """A model ready to run."""
 
     runner: ModelRunner
+    model: CausalLM
     config: ModelConfig
     dtype: torch.dtype
 
@@ -81,7 +83,7 @@ def load_runner(
     )
     feature_width = len(capture_layers) * config.hidden_size
     kv = make_cache(backend, device, attention, config.num_layers, dtype, block_size, size, feature_width=feature_width)
-    return LoadedModel(ModelRunner(model, kv, attention, device), config, dtype)
+    return LoadedModel(ModelRunner(model, kv, attention, device), model, config, dtype)
 
 
 def attention_spec(config: ModelConfig, collectives: Collectives, block_size: int, dtype: torch.dtype) -> AttentionSpec:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from ssd_ascend.architectures.registry import CausalLM
 from ssd_ascend.backends.base import Backend
 from ssd_ascend.config.model import ModelConfig
 from ssd_ascend.config.speculation import SpeculationConfig
@@ -50,6 +51,8 @@ class DraftSetup:
     path: Path | None
     width: int
     """The most branches per sequence, 0 when none are ever drafted (`sd`)."""
+    share: CausalLM | None = None
+    """The target's model, where the drafter lives in its process and may borrow its embedding and head."""
 
     @property
     def max_batched_tokens(self) -> int:

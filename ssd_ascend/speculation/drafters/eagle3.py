@@ -1,0 +1,87 @@
+"""Drafter `eagle3`: a one-layer head that reads the target's features. An entry is a token with the feature before it.
+
+Entry i pairs token i + 1 with the target's feature of position i, so N tokens make N - 1 entries. Entries of drafts were
+made from the head's own features; once the drafts are accepted they are made again from the target's ("extend").
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ssd_ascend.architectures.eagle3 import Eagle3Head
+from ssd_ascend.config.model import ModelConfig
+from ssd_ascend.distributed.collectives import SingleRank
+from ssd_ascend.errors import ConfigError
+from ssd_ascend.kv.blocks import BlockManager
+from ssd_ascend.layers.context import BuildContext
+from ssd_ascend.runtime.load import attention_spec, make_cache
+from ssd_ascend.runtime.model_runner import ModelRunner
+from ssd_ascend.speculation.base import Drafter, DraftSequence
+from ssd_ascend.speculation.drafters.paged import PagedDrafter
+from ssd_ascend.speculation.setup import DrafterKind, DraftSetup
+from ssd_ascend.weights.eagle3 import load_eagle3, read_eagle3_config
+from ssd_ascend.weights.loader import read_config
+
+
+class FeatureEntries:
+    """Entry i is token i + 1 and the target's feature of position i; entries of drafts are always made again."""
+
+    shift = 1
+    wants_features = True
+    keeps_drafted = False
+
+    def __init__(self, head: Eagle3Head, dtype: torch.dtype, device: torch.device) -> None:
+        self._head = head
+        self._dtype = dtype
+        self._device = device
+
+    def hidden(self, seq: DraftSequence, start: int, end: int) -> torch.Tensor:
+        """The combined features of positions [start, end): [end - start, d]."""
+        assert seq.features is not None
+        features = seq.features[start - seq.features_start : end - seq.features_start]
+        return self._head.combine(features.to(device=self._device, dtype=self._dtype, non_blocking=True))
+
+
+def capture_layers(path: Path | None, target: ModelConfig) -> tuple[int, ...]:
+    """The target layers (their inputs) that the head conditions on."""
+    if path is None:
+        raise ConfigError("drafter 'eagle3' needs a head", remedy="give --draft, or set SSD_DRAFT_MODEL")
+    return read_eagle3_config(path, target).capture_layers
+
+
+def build(setup: DraftSetup) -> Drafter:
+    """Load the head, checked against its target."""
+    path = setup.required_path()
+    target = read_config(setup.target.path)
+    config = read_eagle3_config(path, target, rope=setup.config.draft_rope)
+    dtype = setup.dtype(None)
+    attention = setup.backend.attention(
+        attention_spec(config.layer, SingleRank(), setup.block_size, dtype), setup.device
+    )
+    ctx = BuildContext(dtype, setup.device, setup.backend.ops, attention, SingleRank())
+    head = load_eagle3(
+        path, config, ctx, target=setup.target.path, max_positions=setup.max_positions, share=setup.share
+    )
+    kv = make_cache(
+        setup.backend, setup.device, attention, 1, dtype, setup.block_size, setup.cache_size()
+    )
+    return PagedDrafter(
+        ModelRunner(head, kv, attention, setup.device),
+        BlockManager(kv.num_blocks, setup.block_size, prefix_cache=False),
+        FeatureEntries(head, dtype, setup.device),
+        setup.sampler(dtype, _reduced_vocabulary(head, setup.target.vocab_size)),
+        max_positions=setup.max_positions,
+        max_batched_tokens=setup.max_batched_tokens,
+        tree_mask=setup.tree_mask,
+    )
+
+
+def _reduced_vocabulary(head: Eagle3Head, target_vocab: int) -> torch.Tensor | None:
+    """The map of draft ids to target ids, or None when it is the identity."""
+    is_identity = head.d2t.shape[0] == target_vocab and bool((head.d2t == torch.arange(target_vocab).to(head.d2t.device)).all())
+    return None if is_identity else head.d2t
+
+
+KIND = DrafterKind(build, capture_layers, is_free=False)
