@@ -83,14 +83,20 @@ def keep_top_p(logits: torch.Tensor, top_ps: Sequence[float]) -> None:
     # A full sort of a row costs 20 times a look at its best 256, which nearly always suffice. Looking whether they did
     # is free where the host computes; elsewhere it would stall the device, so the whole row is sorted there.
     size = min(_FIRST_CANDIDATES, vocab) if logits.is_cpu else vocab
-    while True:
-        best = logits.topk(size).values if size < vocab else logits.sort(dim=-1, descending=True).values
-        mass = best.exp().cumsum(-1)
-        if size == vocab or bool((mass[:, -1:] >= wanted).all()):
-            break
-        size = min(size * 8, vocab)
-    last = (mass[:, :-1] < wanted).sum(-1, keepdim=True)
-    logits.masked_fill_(logits < best.gather(1, last), _NO)
+    logits.masked_fill_(logits < _nucleus_edge(logits, wanted, size), _NO)
+
+
+def _nucleus_edge(logits: torch.Tensor, wanted: torch.Tensor, size: int) -> torch.Tensor:
+    """The least logit [P, 1] of the smallest set that holds `wanted` [P, 1] mass, looked for among the best `size`."""
+    vocab = logits.shape[1]
+    best = logits.topk(size).values if size < vocab else logits.sort(dim=-1, descending=True).values
+    mass = best.exp().cumsum(-1)
+    edge = best.gather(1, (mass[:, :-1] < wanted).sum(-1, keepdim=True))
+    if size < vocab:
+        short = (mass[:, -1] < wanted[:, 0]).nonzero().squeeze(1)
+        if short.numel():
+            edge[short] = _nucleus_edge(logits[short], wanted[short], min(size * 8, vocab))
+    return edge
 
 
 def keep_min_p(logits: torch.Tensor, min_ps: Sequence[float]) -> None:

@@ -80,7 +80,7 @@ def _sharpen(law: torch.Tensor) -> None:
 
 def _truncate(law: torch.Tensor, rows: Sequence[RowContext]) -> None:
     """Cut the support of the rows that ask for it; greedy rows have one token already."""
-    drawn = [(i, row.params) for i, row in enumerate(rows) if row.law_temperature != 0.0 and not row.params.is_plain]
+    drawn = [(i, row.params) for i, row in enumerate(rows) if row.law_temperature != 0.0]
     by_k = [(i, params.top_k) for i, params in drawn if 0 < params.top_k < law.shape[1]]
     by_p = [(i, params.top_p) for i, params in drawn if params.top_p < 1.0]
     by_min_p = [(i, params.min_p) for i, params in drawn if params.min_p > 0.0]

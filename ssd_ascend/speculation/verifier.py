@@ -130,17 +130,15 @@ class Verifier:
         weights = process_logits(logits, contexts, self._counts).exp_()
         totals = weights.sum(-1)
         recover = row_uniforms(contexts, Stream.RECOVER, logits.device)
-        own = [r for i in range(len(sequences)) if i not in set(drawn) for r in layout.rows(i)]
-        if not drawn:
-            token = draw_weights(weights, recover)
-        else:
-            token = torch.zeros(layout.num_rows, dtype=torch.int64, device=logits.device)
-            if own:
-                index = torch.tensor(own, dtype=torch.int64, device=logits.device)
-                token[index] = draw_weights(weights[index], recover[index])
         sound = torch.isfinite(totals) & (totals > 0)
         if not drawn:
-            return _Judged(token, sound)
+            return _Judged(draw_weights(weights, recover), sound)
+        token = torch.zeros(layout.num_rows, dtype=torch.int64, device=logits.device)
+        others = set(range(len(sequences))).difference(drawn)
+        own = [row for i in sorted(others) for row in layout.rows(i)]
+        if own:
+            index = torch.tensor(own, dtype=torch.int64, device=logits.device)
+            token[index] = draw_weights(weights[index], recover[index])
         accept = row_uniforms(contexts, Stream.ACCEPT, logits.device)
         accepted = _judge_drawn_rows(speculation, layout, drawn, weights, totals, accept, recover, token)
         return _Judged(token, sound, accepted)
