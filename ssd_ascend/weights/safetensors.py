@@ -100,5 +100,8 @@ def _weight_map(index: Path) -> dict[str, str]:
         ) from error
     for name, file in entries.items():
         if not isinstance(file, str) or Path(file).name != file:
-            raise ConfigError(f"{index}: the file of {name!r} is {file!r}, expected a name beside the index")
+            raise ConfigError(
+                f"{index}: the file of {name!r} is {file!r}, expected a name beside the index",
+                remedy="download it again",
+            )
     return dict(entries)
