@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 
@@ -16,10 +17,10 @@ from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.core.sequence import Sequence
 from ssd_ascend.core.speculation import Verification
 from ssd_ascend.core.stats import EngineStats
+from ssd_ascend.engine.admission import admit
 from ssd_ascend.engine.executor import Executor
 from ssd_ascend.engine.identity import EngineInfo, EngineLimits
 from ssd_ascend.engine.scheduler import Scheduler
-from ssd_ascend.errors import RequestError
 from ssd_ascend.speculation.base import Speculator
 from ssd_ascend.speculation.verifier import Verifier
 
@@ -59,39 +60,20 @@ class Engine:
 
     def submit(self, request: EngineRequest) -> None:
         """Queue a request. Raises `RequestError` naming the field that cannot be served."""
-        params = request.sampling
-        self._check_tokens("prompt", request.prompt_token_ids)
-        self._check_tokens("stop_token_ids", params.stop_token_ids)
-        self._check_tokens("logit_bias", params.logit_bias)
-        if len(request.prompt_token_ids) >= self.limits.max_tokens_that_fit:
-            raise RequestError(
-                f"the prompt has {len(request.prompt_token_ids)} tokens, and prompt and answer together may have "
-                f"{self.limits.max_tokens_that_fit}",
-                param="prompt",
-                code="context_length_exceeded",
-                remedy="shorten the prompt",
-            )
-        self._scheduler.add(self._new_sequence(request))
-
-    def _check_tokens(self, param: str, token_ids: Iterable[int]) -> None:
-        for token in token_ids:
-            if not 0 <= token < self.limits.vocab_size:
-                raise RequestError(
-                    f"{param} holds token {token}; ids go from 0 to {self.limits.vocab_size - 1}", param=param
-                )
+        params = admit(request.prompt_token_ids, request.sampling, self.limits)
+        self._scheduler.add(self._new_sequence(replace(request, sampling=params)))
 
     def _new_sequence(self, request: EngineRequest) -> Sequence:
         params = request.sampling
         num_prompt = len(request.prompt_token_ids)
-        room = self.limits.max_tokens_that_fit - num_prompt
-        wanted = room if params.max_tokens is None else params.max_tokens
+        assert params.max_tokens is not None, "admission fills it in"
         return Sequence(
             id=request.id,
             token_ids=list(request.prompt_token_ids),
             num_prompt_tokens=num_prompt,
             sampling=params,
             stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids),
-            max_total_tokens=num_prompt + wanted,
+            max_total_tokens=num_prompt + params.max_tokens,
             seed=_seed_of(params),
             arrival_s=time.monotonic(),
         )
