@@ -48,7 +48,9 @@ def process_logits(logits: torch.Tensor, rows: Sequence[RowContext], counts: Tok
     """
     shaped = shape_logits(logits, rows, counts)
     # the maximum goes first: dividing by a tiny temperature must drive the others to -inf, never the best to +inf
-    law = torch.sub(shaped.to(torch.float32), shaped.amax(-1, keepdim=True))
+    best = shaped.amax(-1, keepdim=True)
+    law = shaped.to(torch.float32)
+    law = law - best if law is logits else law.sub_(best)
     temperatures = [row.law_temperature for row in rows]
     if any(temperature not in (0.0, 1.0) for temperature in temperatures):
         law.div_(column([temperature or 1.0 for temperature in temperatures], law))
