@@ -37,7 +37,7 @@ from ssd_ascend.engine.messages import (
 from ssd_ascend.errors import RequestError, SsdError
 from ssd_ascend.log import get_logger
 
-log = get_logger(__name__)
+log = get_logger("ssd_ascend.engine.process")  # run as __main__, it would lose its name
 
 _STATS_EVERY_S = 0.5
 _PR_SET_PDEATHSIG = 1

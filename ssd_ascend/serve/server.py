@@ -42,7 +42,7 @@ class ServerConfig:
     api_key: str | None = None
     model_name: str | None = None
     drain_s: float = 30.0
-    failure_grace_s: float = 5.0
+    failure_grace_s: float = 2.0
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -1,0 +1,185 @@
+"""A parrot in place of a model: it says its prompt over and over, several tokens a step, in a process of its own.
+
+Words in the prompt make it misbehave: SLOW (20 ms a step), FAIL (the sequence fails), CRASH (the step raises), KILL
+(the process is killed), LOST (a worker is lost). All around it is the real thing: process, line, front end, HTTP.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from ssd_ascend.config.engine import EngineConfig
+from ssd_ascend.core.request import EngineRequest, SequenceStats, TokenDelta
+from ssd_ascend.core.speculation import TokenLogprobs
+from ssd_ascend.core.stats import EngineStats, SpeculationStats
+from ssd_ascend.engine.identity import EngineInfo, EngineLimits
+from ssd_ascend.engine.process import main
+from ssd_ascend.errors import ConfigError
+from ssd_ascend.text import Tokenizer
+
+LOOKAHEAD = 3
+MAX_RUNNING = 4
+MAX_MODEL_LEN = 512
+BLOCK = 16
+
+
+@dataclass
+class Bird:
+    """One sequence."""
+
+    request: EngineRequest
+    text: str
+    said: list[int] = field(default_factory=list)
+    stats: SequenceStats = field(default_factory=SequenceStats)
+
+
+class ParrotEngine:
+    """The seam of `engine/engine.py`, without a model."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._tokenizer = Tokenizer.load(config.model)
+        self._eos = self._tokenizer.eos_ids
+        self._birds: dict[int, Bird] = {}
+        self._stats = EngineStats(kv_blocks_total=1000)
+        self._lost = False
+        self.limits = EngineLimits(
+            max_model_len=MAX_MODEL_LEN, max_tokens_that_fit=MAX_MODEL_LEN, vocab_size=self._tokenizer.vocab_size
+        )
+        self.info = EngineInfo(
+            model=config.model,
+            device="parrot (emulated)",
+            dtype="int64",
+            speculator="ssd",
+            drafter="parrot",
+            lookahead=LOOKAHEAD,
+            kv_cache_bytes=0,
+        )
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._birds)
+
+    def submit(self, request: EngineRequest) -> None:
+        assert request.sampling.seed is not None
+        text = self._tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+        stats = SequenceStats(prompt_tokens=len(request.prompt_token_ids), cached_tokens=1)
+        self._birds[request.id] = Bird(request, text, stats=stats)
+        self._stats.prompt_tokens += len(request.prompt_token_ids)
+
+    def abort(self, seq_ids: Iterable[int]) -> None:
+        for seq_id in seq_ids:
+            self._birds.pop(seq_id, None)
+
+    def step(self) -> list[TokenDelta]:
+        self._stats.steps += 1
+        running = list(self._birds.values())[:MAX_RUNNING]
+        if any("SLOW" in bird.text for bird in running):
+            time.sleep(0.02)
+        return [self._say(bird) for bird in running]
+
+    def stats(self) -> EngineStats:
+        used = sum(-(-(len(b.request.prompt_token_ids) + len(b.said)) // BLOCK) for b in self._birds.values())
+        return replace(
+            self._stats,
+            running=min(len(self._birds), MAX_RUNNING),
+            waiting=max(0, len(self._birds) - MAX_RUNNING),
+            kv_blocks_used=used,
+        )
+
+    def health(self) -> str | None:
+        return "the speculator's worker is lost" if self._lost else None
+
+    def close(self) -> None:
+        self._birds.clear()
+
+    def _say(self, bird: Bird) -> TokenDelta:
+        params, prompt = bird.request.sampling, bird.request.prompt_token_ids
+        self._misbehave(bird)
+        if "FAIL" in bird.text and bird.said:
+            del self._birds[bird.request.id]
+            return TokenDelta(seq_id=bird.request.id, token_ids=[], finish_reason="error", error="the parrot choked")
+        stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else self._eos)
+        tokens: list[int] = []
+        reason, stop_token = None, None
+        is_first = not bird.said
+        for _ in range(1 if is_first else LOOKAHEAD + 1):
+            token = prompt[len(bird.said) % len(prompt)]
+            bird.said.append(token)
+            tokens.append(token)
+            if token in stop_ids and len(bird.said) > params.min_tokens:
+                reason, stop_token = "stop", token
+            elif len(bird.said) == params.max_tokens:
+                reason = "length"
+            if reason:
+                break
+        self._count(bird, len(tokens), is_first=is_first)
+        if reason:
+            del self._birds[bird.request.id]
+        return TokenDelta(
+            seq_id=bird.request.id,
+            token_ids=tokens,
+            logprobs=None if params.logprobs is None else [_logprobs(token, params.logprobs) for token in tokens],
+            sources=[0] if is_first else [2] * min(len(tokens), LOOKAHEAD) + [0] * (len(tokens) - LOOKAHEAD),
+            finish_reason=reason,
+            stop_token=stop_token,
+            stats=bird.stats,
+        )
+
+    def _misbehave(self, bird: Bird) -> None:
+        self._lost = self._lost or "LOST" in bird.text
+        if len(bird.said) > 2 * LOOKAHEAD:
+            if "KILL" in bird.text:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if "CRASH" in bird.text:
+                raise ZeroDivisionError("a bug of the parrot")
+
+    def _count(self, bird: Bird, count: int, *, is_first: bool) -> None:
+        self._stats.generation_tokens += count
+        if is_first:
+            return
+        accepted = min(count, LOOKAHEAD)
+        old, total = bird.stats, self._stats.speculation
+        bird.stats = replace(
+            old,
+            steps=old.steps + 1,
+            drafted=old.drafted + LOOKAHEAD,
+            accepted=old.accepted + accepted,
+            lookups=old.lookups + 1,
+            hits=old.hits + 1,
+        )
+        self._stats.speculation = SpeculationStats(
+            verify_rows=total.verify_rows + 1,
+            drafted=total.drafted + LOOKAHEAD,
+            accepted=total.accepted + accepted,
+            accepted_per_position=[total.accepted + accepted, 0, 0],
+            lookups=total.lookups + 1,
+            hits=total.hits + 1,
+            hit_tokens=total.hit_tokens + count,
+            worker_alive=not self._lost,
+        )
+
+
+def _logprobs(token: int, num_top: int) -> TokenLogprobs:
+    """The parrot is fairly sure; its second choice is the next token of the vocabulary, its third is impossible."""
+    top = ((token, -0.25), (token + 1, -1.5), (token + 2, float("-inf")))
+    return TokenLogprobs(token, -0.25, 1, top[:num_top])
+
+
+def build(config: EngineConfig, report: Callable[[int, int], None]) -> ParrotEngine:
+    """A parrot; one whose directory is called "broken" cannot be built, one called "slow" takes a while."""
+    if config.model.endswith("broken"):
+        raise ConfigError("the parrot is dead", remedy="get another parrot")
+    if config.model.endswith("slow"):
+        for done in range(10):
+            report(done, 10)
+            time.sleep(0.2)
+    return ParrotEngine(config)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], build))

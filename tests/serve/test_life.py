@@ -1,0 +1,162 @@
+"""A server's life: starting, ready, degraded, failing, draining. Each test has a server of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serve.conftest import parrot_directory
+from tests.serve.live import PATIENCE_S, LiveServer, eventually
+
+SLOW: dict[str, Any] = {"prompt": "SLOW and steady ", "max_tokens": 200}
+
+
+def one_sentence(live: LiveServer, *words: str) -> None:
+    """The server ended with a status other than 0 and said why, in one line without a stack trace."""
+    assert live.wait() == 1
+    (line,) = live.errors
+    assert line.startswith("ssd_ascend.serve: ")
+    for word in words:
+        assert word in line
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has waited for yet counts."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_starting_then_ready(tmp_path: Path) -> None:
+    model = parrot_directory(tmp_path / "slow")
+    with LiveServer("--model", str(model)) as live:
+        live.wait_until_listening()
+        health = live.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "starting")
+        refused = live.post("/v1/completions", {"prompt": "hi"})
+        assert refused.status_code == 503
+        assert "starting" in refused.json()["error"]["message"]
+        assert live.get("/v1/models").status_code == 503
+        live.wait_until_ready()
+        assert live.get("/health").json()["status"] == "ready"
+        assert live.post("/v1/completions", {"prompt": "hi", "max_tokens": 2}).status_code == 200
+        assert live.stop() == 0
+
+
+def test_degraded_is_still_200(parrot: Path) -> None:
+    with LiveServer("--model", str(parrot)) as live:
+        live.wait_until_ready()
+        live.post("/v1/completions", {"prompt": "LOST", "max_tokens": 2})
+        eventually(lambda: live.get("/health").json()["status"] == "degraded", "the loss shows")
+        health = live.get("/health")
+        assert health.status_code == 200
+        assert "worker is lost" in health.json()["reason"]
+        assert live.metric("ssd_speculator_up") == 0
+
+
+def test_sigterm_drains_and_exits_0(parrot: Path) -> None:
+    with LiveServer("--model", str(parrot)) as live:
+        live.wait_until_ready()
+        stream = live.events("/v1/completions", SLOW)
+        first = next(stream)
+        live.process.send_signal(signal.SIGTERM)
+        events = [first, *stream]
+        assert events[-1] == "[DONE]"
+        assert events[-2]["choices"][0]["finish_reason"] == "length"
+        assert live.wait() == 0
+        assert live.errors == []
+
+
+def test_a_drain_has_an_end(parrot: Path) -> None:
+    with LiveServer("--model", str(parrot), "--drain-timeout", "0.2") as live:
+        live.wait_until_ready()
+        stream = live.events("/v1/completions", {**SLOW, "max_tokens": 490})
+        next(stream)
+        live.process.send_signal(signal.SIGTERM)
+        assert "shutting down" in list(stream)[-1]["error"]["message"]
+        assert live.wait() == 0
+
+
+@pytest.mark.parametrize("how", ["KILL", "CRASH"])
+def test_engine_death(parrot: Path, how: str) -> None:
+    """B40: every open stream gets an error at once, /health turns 503, the process tree ends."""
+    with LiveServer("--model", str(parrot)) as live:
+        live.wait_until_ready()
+        engine = live.engine_pid()
+        ends: list[Any] = []
+
+        def read() -> None:
+            ends.append(list(live.events("/v1/completions", {**SLOW, "max_tokens": 490}))[-1])
+
+        readers = [threading.Thread(target=read) for _ in range(3)]
+        for reader in readers:
+            reader.start()
+        eventually(lambda: live.metric("ssd_requests_running") == 3, "three run")
+        culprit = live.post("/v1/completions", {"prompt": f"{how} now", "max_tokens": 200})
+        assert culprit.status_code == 500
+        health = live.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "failed")
+        assert ("SIGKILL" if how == "KILL" else "ZeroDivisionError") in health.json()["reason"]
+        assert live.post("/v1/completions", {"prompt": "hi"}).status_code == 503
+        for reader in readers:
+            reader.join(PATIENCE_S)
+        assert [end["error"]["type"] for end in ends] == ["server_error"] * 3
+        assert live.wait() == 1
+        assert is_gone(engine)
+
+
+def test_the_engine_dies_with_its_front_end(parrot: Path) -> None:
+    with LiveServer("--model", str(parrot)) as live:
+        live.wait_until_ready()
+        engine = live.engine_pid()
+        os.kill(live.process.pid, signal.SIGKILL)
+        live.wait()
+        eventually(lambda: is_gone(engine), "the engine is gone")
+
+
+def test_port_taken(parrot: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        with LiveServer("--model", str(parrot), port=port) as live:
+            one_sentence(live, port, "taken", "--port")
+
+
+def test_engine_that_cannot_be_built(tmp_path: Path) -> None:
+    with LiveServer("--model", str(parrot_directory(tmp_path / "broken"))) as live:
+        one_sentence_with_log(live, "the parrot is dead", "get another parrot")
+
+
+def one_sentence_with_log(live: LiveServer, *words: str) -> None:
+    assert live.wait() == 1
+    assert live.errors[-1].startswith("ssd_ascend.serve: ")
+    assert all(word in live.errors[-1] for word in words)
+    assert not any("Traceback" in line for line in live.errors)
+
+
+@pytest.mark.parametrize("model", ["/nowhere/at/all", ""])
+def test_no_such_model(tmp_path: Path, model: str) -> None:
+    with LiveServer("--model", model or str(tmp_path)) as live:
+        one_sentence(live, model or str(tmp_path))
+
+
+def test_api_key(parrot: Path) -> None:
+    with LiveServer("--model", str(parrot), "--api-key", "sesame") as live:
+        live.wait_until_ready()
+        body = {"prompt": "hi", "max_tokens": 2}
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic sesame"}):
+            refused = live.post("/v1/completions", body, headers=headers)
+            assert refused.status_code == 401
+            assert refused.json()["error"]["code"] == "invalid_api_key"
+        assert live.post("/v1/completions", body, headers={"Authorization": "Bearer sesame"}).status_code == 200
+        assert live.get("/v1/models").status_code == 401
+        assert live.get("/health").status_code == 200
+        assert live.get("/metrics").status_code == 200
