@@ -118,7 +118,8 @@ def draw(log_weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
     Never a token of weight zero. Rows without a law (NaN, all -inf) give some id below V.
     """
-    return draw_weights(torch.sub(log_weights, log_weights.amax(-1, keepdim=True)).exp_(), numbers)
+    exact = log_weights.to(torch.float32)
+    return draw_weights(torch.sub(exact, exact.amax(-1, keepdim=True)).exp_(), numbers)
 
 
 def draw_weights(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:

@@ -48,7 +48,8 @@ def judge_drawn(
     each = torch.arange(num_rows, device=drafts.device)
     in_vocab = (drafts >= 0) & (drafts < vocab)
     token = drafts.clamp(0, vocab - 1)
-    q = torch.sub(draft_law, draft_law.amax(-1, keepdim=True)).exp_()
+    q_log = draft_law.to(torch.float32)  # a law sent in half precision is the law of its exact values
+    q = torch.sub(q_log, q_log.amax(-1, keepdim=True)).exp_()
     q_totals = q.sum(-1)
     q_token = q.gather(-1, token.unsqueeze(-1)).squeeze(-1)
     offered = torch.arange(lookahead, device=drafts.device) < num_drafts.unsqueeze(1)

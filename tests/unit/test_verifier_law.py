@@ -68,6 +68,7 @@ PAIRS = {
     "no token in common": (TARGET + log(1, 0, 1, 0, 1), DRAFT + log(0, 1, 0, 1, 0)),
     "cache-aware, C 0.5": (law_of(TARGET), cache_aware(law_of(DRAFT)[None], 1, 0.5)[0]),
     "cache-aware, C 0.1, ties": (law_of(TARGET), cache_aware(torch.tensor([[0.0, -1, -1, -1, -2]]), 2, 0.1)[0]),
+    "a law sent in bf16": (law_of(TARGET), law_of(DRAFT).to(torch.bfloat16)),
     "B18": (log(0.6, 0.4), log(0.5, 0.5)),
 }
 
