@@ -32,9 +32,10 @@ MAX_MESSAGE_BYTES: Final = 1 << 30
 MAX_CONTROL_ITEMS: Final = 1 << 26
 
 _MAGIC: Final = 0x53534457
-_HEADER: Final = struct.Struct("=IHHQIIIII4x")
-_CHECKED: Final = 32
-"""Bytes in front of the header's own CRC."""
+_HEADER: Final = struct.Struct("=IHHQIIII")
+_CHECKED: Final = _HEADER.size
+_CRC: Final = struct.Struct("=I4x")
+"""Of all of the header in front of it."""
 _ALIGN: Final = 64
 _MAX_DIMS: Final = 4
 _MAX_SIDE: Final = 1 << 31
@@ -43,27 +44,22 @@ _CODES: Final = {dtype: code for code, dtype in enumerate(_DTYPES)}
 FLOAT_DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
-def bytes_of(buffer: torch.Tensor) -> memoryview:
-    """The bytes of a uint8 row on the host, not copied."""
-    return memoryview(buffer.numpy())  # type: ignore[arg-type]
-
-
 def _aligned(offset: int) -> int:
     return (offset + _ALIGN - 1) & -_ALIGN
 
 
-def total_bytes(header: memoryview, *, limit: int = MAX_MESSAGE_BYTES) -> int:
+def total_bytes(header: bytearray | memoryview, *, limit: int = MAX_MESSAGE_BYTES) -> int:
     """Length of the frame that starts with `header` (HEADER_BYTES or more); TransportError when it starts none."""
     if len(header) < HEADER_BYTES:
         raise TransportError(f"truncated frame: {len(header)} bytes, a header has {HEADER_BYTES}")
-    magic, version, _, total, words, floats, text, _, crc = _HEADER.unpack_from(header)
+    magic, version, _, total, words, floats, text, _ = _HEADER.unpack_from(header)
     if magic != _MAGIC:
         raise TransportError(f"bad magic {magic:#010x}: expected {_MAGIC:#010x}", remedy="is the peer a draft worker?")
     if version != WIRE_VERSION:
         raise TransportError(
             f"wire version {version} from the other side, {WIRE_VERSION} here", remedy="run the same release on both"
         )
-    if crc != zlib.crc32(header[:_CHECKED]):
+    if _CRC.unpack_from(header, _CHECKED)[0] != zlib.crc32(header[:_CHECKED]):
         raise TransportError("damaged header: its checksum does not match")
     if not HEADER_BYTES <= total <= limit:
         raise TransportError(f"frame of {total} bytes: expected {HEADER_BYTES} to {limit}")
@@ -120,8 +116,8 @@ class FrameWriter:
         self._tensors.append(value)
         self._sizes.append(value.numel() * value.element_size())
 
-    def finish(self, kind: int, *, limit: int = MAX_MESSAGE_BYTES) -> torch.Tensor:
-        """The frame as one contiguous uint8 tensor on the host."""
+    def finish(self, kind: int, *, limit: int = MAX_MESSAGE_BYTES) -> bytearray:
+        """The frame."""
         text = b"".join(self._text)
         control = self._numbers(kind) + text
         start = HEADER_BYTES + len(control)
@@ -131,20 +127,19 @@ class FrameWriter:
         if total > limit:
             raise TransportError(f"a message of {total} bytes: the limit is {limit}", remedy="send less at once")
         counts = (len(self.words), len(self.floats), len(text), zlib.crc32(control))
-        head = _HEADER.pack(_MAGIC, WIRE_VERSION, kind, total, *counts, 0)
-        buffer = torch.empty(total, dtype=torch.uint8)
-        view = bytes_of(buffer)
-        _HEADER.pack_into(view, 0, _MAGIC, WIRE_VERSION, kind, total, *counts, zlib.crc32(head[:_CHECKED]))
-        view[HEADER_BYTES:start] = control
+        head = _HEADER.pack(_MAGIC, WIRE_VERSION, kind, total, *counts)
+        frame = bytearray(total)
+        frame[:_CHECKED] = head
+        _CRC.pack_into(frame, _CHECKED, zlib.crc32(head))
+        frame[HEADER_BYTES:start] = control
         for value, size in zip(self._tensors, self._sizes, strict=True):
             if size:
                 begin = _aligned(start)
-                view[start:begin] = bytes(begin - start)
                 start = begin + size
-                torch.frombuffer(view, dtype=value.dtype, count=value.numel(), offset=begin).view(value.shape).copy_(
+                torch.frombuffer(frame, dtype=value.dtype, count=value.numel(), offset=begin).view(value.shape).copy_(
                     value
                 )
-        return buffer
+        return frame
 
     def _numbers(self, kind: int) -> bytes:
         try:
@@ -161,14 +156,12 @@ class FrameReader:
         *("kind", "words", "floats"),
     )
 
-    def __init__(self, buffer: torch.Tensor, *, limit: int = MAX_MESSAGE_BYTES) -> None:
-        if buffer.dtype != torch.uint8 or buffer.dim() != 1 or not buffer.is_contiguous():
-            raise TransportError(f"a frame is a row of bytes, not {buffer.dtype} {tuple(buffer.shape)}")
-        view = bytes_of(buffer)
+    def __init__(self, frame: bytearray, *, limit: int = MAX_MESSAGE_BYTES) -> None:
+        view = memoryview(frame)
         total = total_bytes(view, limit=limit)
         if total != len(view):
             raise TransportError(f"truncated frame: {len(view)} bytes of {total}")
-        _, _, self.kind, _, words, floats, text, crc, _ = _HEADER.unpack_from(view)
+        _, _, self.kind, _, words, floats, text, crc = _HEADER.unpack_from(view)
         floats_at = HEADER_BYTES + 8 * words
         text_at = floats_at + 8 * floats
         if crc != zlib.crc32(view[HEADER_BYTES : text_at + text]):

@@ -10,8 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-import torch
-
 from ssd_ascend.errors import TransportError
 from ssd_ascend.transport.messages import Message
 from ssd_ascend.transport.wire import decode, encode
@@ -20,7 +18,7 @@ from ssd_ascend.transport.wire import decode, encode
 class InProcessTransport:
     """One end; made in pairs. The worker's end has no pump: its `recv` never waits."""
 
-    def __init__(self, inbox: deque[Message | torch.Tensor], *, through_wire: bool) -> None:
+    def __init__(self, inbox: deque[Message | bytearray], *, through_wire: bool) -> None:
         self._inbox = inbox
         self._through_wire = through_wire
         self._peer: InProcessTransport = self
@@ -62,7 +60,7 @@ class InProcessTransport:
         if self._closed:
             raise TransportError("the line was closed by this side")
         item = self._inbox.popleft()
-        return decode(item) if isinstance(item, torch.Tensor) else item
+        return decode(item) if isinstance(item, bytearray) else item
 
     def close(self) -> None:
         """See `Transport.close`."""

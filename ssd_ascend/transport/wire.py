@@ -2,7 +2,7 @@
 
 A fixed layout, never pickle: the other side may be another host. `decode` believes nothing; whatever is out of range
 is a `TransportError` that names it, so that nonsense costs a worker and never the server. Decoded tensors are views
-of the buffer that was received.
+of the frame that was received.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _IDS: Final = frozenset({torch.int64})
 _HELLO, _REQUEST, _ANSWER, _SHUTDOWN = 1, 2, 3, 4
 
 
-def encode(message: Message, *, limit: int = MAX_MESSAGE_BYTES) -> torch.Tensor:
-    """The message as one contiguous uint8 tensor on the host; TransportError when it cannot travel."""
+def encode(message: Message, *, limit: int = MAX_MESSAGE_BYTES) -> bytearray:
+    """The message as one frame; TransportError when it cannot travel. Tensors may lie on any device."""
     w = FrameWriter()
     match message:
         case Request():
@@ -48,9 +48,9 @@ def encode(message: Message, *, limit: int = MAX_MESSAGE_BYTES) -> torch.Tensor:
             return w.finish(_SHUTDOWN, limit=limit)
 
 
-def decode(buffer: torch.Tensor, *, limit: int = MAX_MESSAGE_BYTES) -> Message:
-    """The message in a frame, a uint8 row on the host; TransportError naming what is wrong with it."""
-    r = FrameReader(buffer, limit=limit)
+def decode(frame: bytearray, *, limit: int = MAX_MESSAGE_BYTES) -> Message:
+    """The message in a frame, its tensors on the host; TransportError naming what is wrong with it."""
+    r = FrameReader(frame, limit=limit)
     message: Message
     match r.kind:
         case 2:
