@@ -38,6 +38,7 @@ class CpuBackend:
             dtypes=(torch.bfloat16, torch.float32, torch.float16),
             max_verify_tokens=None,
             row_invariant=self._library is not None,
+            host_memory=True,
         )
 
     def device(self, index: int) -> torch.device:

@@ -105,7 +105,7 @@ void accumulate_all(const float* weights, const float* decay, const T* const* va
 
 // Turn one query's scores into weights; returns the factor by which earlier sums shrink.
 SSD_INLINE float soften(float* scores, int64_t padded, float& highest, float& denominator) {
-    F8 peak = F8{} - kInfinity;
+    F8 peak = splat8(-kInfinity);
     for (int64_t c = 0; c < padded; c += 8) peak = maximum(load<8>(scores + c), peak);
     float top = highest;
     for (int i = 0; i < 8; ++i) top = std::max(top, peak[i]);
@@ -119,7 +119,7 @@ SSD_INLINE float soften(float* scores, int64_t padded, float& highest, float& de
         store<8>(scores + c, weight);
         total += weight;
     }
-    const float decay = exp8(F8{} + (highest - top))[0];
+    const float decay = exp8(splat8(highest - top))[0];
     denominator = denominator * decay + sum(total);
     highest = top;
     return decay;

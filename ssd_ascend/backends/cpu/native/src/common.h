@@ -1,7 +1,7 @@
 // What all kernels share: vector types, the three storage types, conversions, exp, and the rule for threads.
 //
 // Written with GCC's vector extensions instead of intrinsics, so that one source serves AVX2, AVX-512 and NEON. The
-// only intrinsics are float16 conversions and multiply-add, for which there are portable paths too.
+// only intrinsics are conversions and multiply-add, for which there are portable paths too.
 #pragma once
 
 #include <cstdint>
@@ -97,9 +97,23 @@ SSD_INLINE typename Vec<L>::F load(const float* p) {
 }
 template <int L>
 SSD_INLINE typename Vec<L>::F load(const bf16* p) {
+    typename Vec<L>::U wide;
+#if defined(__AVX512F__)
+    if constexpr (L == 16) {
+        wide = (typename Vec<L>::U)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+        return (typename Vec<L>::F)(wide << 16);
+    }
+#endif
+#if defined(__AVX2__)  // GCC takes five instructions for what is one
+    if constexpr (L == 8) {
+        wide = (typename Vec<L>::U)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+        return (typename Vec<L>::F)(wide << 16);
+    }
+#endif
     typename Vec<L>::H half;
     std::memcpy(&half, p, sizeof half);
-    return (typename Vec<L>::F)(__builtin_convertvector(half, typename Vec<L>::U) << 16);
+    wide = __builtin_convertvector(half, typename Vec<L>::U);
+    return (typename Vec<L>::F)(wide << 16);
 }
 template <int L>
 SSD_INLINE typename Vec<L>::F load(const f16* p) {
@@ -168,18 +182,22 @@ SSD_INLINE typename Vec<L>::F fma(typename Vec<L>::F a, typename Vec<L>::F b, ty
     return a * b + c;
 }
 SSD_INLINE F8 fma8(F8 a, F8 b, F8 c) { return fma<8>(a, b, c); }
-SSD_INLINE F8 splat8(float x) { return F8{} + x; }
+// Subtracting 0 disappears in the compiler; adding it would not (it turns -0 into 0).
+template <int L>
+SSD_INLINE typename Vec<L>::F splat(float x) {
+    return x - typename Vec<L>::F{};
+}
+SSD_INLINE F8 splat8(float x) { return splat<8>(x); }
 
 // Bits of a where the mask is set, of b elsewhere.
 SSD_INLINE F8 select(I8 mask, F8 a, F8 b) { return (F8)((mask & (I8)a) | (~mask & (I8)b)); }
 SSD_INLINE F8 maximum(F8 a, F8 b) { return select((I8)(a > b), a, b); }
 
-// e^x to about 1 ulp for x <= 88; exactly 1 at 0 and exactly 0 below -87, which is what lets masked keys vanish.
+// e^x to about 1 ulp; exactly 1 at 0, infinite above 88, and exactly 0 below -87, which lets masked keys vanish.
 SSD_INLINE F8 exp8(F8 x) {
     const F8 zero = {};
     const F8 magic = zero + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-    I8 underflow = (I8)(x < -87.0f);
-    x = select((I8)(x > 88.0f), zero + 88.0f, x);
+    const I8 underflow = (I8)(x < -87.0f), overflow = (I8)(x > 88.0f);
     F8 n = fma8(x, zero + 1.44269504f, magic) - magic;
     F8 r = fma8(n, zero - 0.693359375f, x);
     r = fma8(n, zero + 2.12194440e-4f, r);
@@ -190,9 +208,9 @@ SSD_INLINE F8 exp8(F8 x) {
     p = fma8(p, r, zero + 1.6666665459e-1f);
     p = fma8(p, r, zero + 5.0000001201e-1f);
     p = fma8(p, r * r, r) + 1.0f;
-    n = select(underflow, zero, n);
-    I8 power = (__builtin_convertvector(n, I8) + 127) << 23;
-    return select(underflow, zero, p * (F8)power);
+    n = select(underflow | overflow, zero, n);  // keeps the conversion in range
+    const I8 power = (__builtin_convertvector(n, I8) + 127) << 23;
+    return select(underflow, zero, select(overflow, zero + kInfinity, p * (F8)power));
 }
 
 #if defined(__clang__)

@@ -56,7 +56,7 @@ void tile(const W* panels, const float* x, int64_t inputs, float* out) {
             load_panel(panels + p * stride, first, second);
 #pragma GCC unroll 6
             for (int r = 0; r < R; ++r) {
-                const F value = F{} + x[r];
+                const F value = splat<kLanes>(x[r]);
                 total[r][p][0] = fma<kLanes>(first, value, total[r][p][0]);
                 total[r][p][1] = fma<kLanes>(second, value, total[r][p][1]);
             }

@@ -70,7 +70,7 @@ void silu_and_mul_row(const T* x, T* out, int64_t size) {
         store<8>(out + i, gate / (exp8(-gate) + 1.0f) * load<8>(up + i));
     }
     for (; i < size; ++i) {
-        F8 gate = F8{} + widen(x[i]);
+        F8 gate = splat8(widen(x[i]));
         out[i] = narrow<T>((gate / (exp8(-gate) + 1.0f))[0] * widen(up[i]));
     }
 }
