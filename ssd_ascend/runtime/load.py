@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 
 from ssd_ascend.architectures.registry import CausalLM
-from ssd_ascend.backends.base import AttentionBackend, AttentionSpec, Backend, Capabilities, Collectives
+from ssd_ascend.backends.base import AttentionBackend, Backend, Capabilities, Collectives
 from ssd_ascend.config.model import ModelConfig
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.kv.cache import KVCache
+from ssd_ascend.layers.attention import attention_spec
 from ssd_ascend.layers.context import BuildContext
 from ssd_ascend.runtime.memory import num_kv_blocks
 from ssd_ascend.runtime.model_runner import ModelRunner
@@ -76,7 +77,8 @@ def load_runner(
 ) -> LoadedModel:
     """Load the model at `path` and give it a KV cache. `progress(bytes done, bytes in all)` follows the weights."""
     config = read_config(path)
-    attention = backend.attention(attention_spec(config, collectives, block_size, dtype), device)
+    spec = attention_spec(config, collectives, block_size=block_size, dtype=dtype)
+    attention = backend.attention(spec, device)
     ctx = BuildContext(dtype, device, backend.ops, attention, collectives)
     model, config = load_model(
         path, ctx, max_positions=size.max_model_len, capture_layers=capture_layers, progress=progress
@@ -84,19 +86,6 @@ def load_runner(
     feature_width = len(capture_layers) * config.hidden_size
     kv = make_cache(backend, device, attention, config.num_layers, dtype, block_size, size, feature_width=feature_width)
     return LoadedModel(ModelRunner(model, kv, attention, device), model, config, dtype)
-
-
-def attention_spec(config: ModelConfig, collectives: Collectives, block_size: int, dtype: torch.dtype) -> AttentionSpec:
-    """The attention of one rank; KV heads are replicated when there are more ranks than heads."""
-    return AttentionSpec(
-        num_layers=config.num_layers,
-        num_heads=config.num_heads // collectives.size,
-        num_kv_heads=max(1, config.num_kv_heads // collectives.size),
-        head_dim=config.head_dim,
-        block_size=block_size,
-        dtype=dtype,
-        scale=config.attention_scale,
-    )
 
 
 def make_cache(

@@ -15,8 +15,9 @@ from ssd_ascend.config.model import ModelConfig
 from ssd_ascend.distributed.collectives import SingleRank
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.kv.blocks import BlockManager
+from ssd_ascend.layers.attention import attention_spec
 from ssd_ascend.layers.context import BuildContext
-from ssd_ascend.runtime.load import attention_spec, make_cache
+from ssd_ascend.runtime.load import make_cache
 from ssd_ascend.runtime.model_runner import ModelRunner
 from ssd_ascend.speculation.base import Drafter, DraftSequence
 from ssd_ascend.speculation.drafters.paged import PagedDrafter
@@ -57,9 +58,8 @@ def build(setup: DraftSetup) -> Drafter:
     target = read_config(setup.target.path)
     config = read_eagle3_config(path, target, rope=setup.config.draft_rope)
     dtype = setup.dtype(None)
-    attention = setup.backend.attention(
-        attention_spec(config.layer, SingleRank(), setup.block_size, dtype), setup.device
-    )
+    spec = attention_spec(config.layer, SingleRank(), block_size=setup.block_size, dtype=dtype)
+    attention = setup.backend.attention(spec, setup.device)
     ctx = BuildContext(dtype, setup.device, setup.backend.ops, attention, SingleRank())
     head = load_eagle3(
         path, config, ctx, target=setup.target.path, max_positions=setup.max_positions, share=setup.share
