@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ssd_ascend.config.model import ForeignConfig, ModelConfig, RopeConfig, rope_from_hf
+from ssd_ascend.config.foreign import ForeignConfig
+from ssd_ascend.config.model import ModelConfig, RopeConfig, rope_from_hf
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.log import fields, get_logger
 

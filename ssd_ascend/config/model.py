@@ -5,10 +5,12 @@ These files are foreign, so unknown keys are ignored; what we do need is checked
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from ssd_ascend.config.foreign import ForeignConfig
 from ssd_ascend.errors import ConfigError
 
 RopeType = Literal["default", "linear", "llama3", "yarn"]
@@ -65,58 +67,6 @@ class ModelConfig:
     def attention_scale(self) -> float:
         """What query-key products are multiplied by."""
         return float(self.head_dim**-0.5)
-
-
-class ForeignConfig:
-    """A foreign table with its file name, so that every complaint names the file and the key."""
-
-    def __init__(self, data: Mapping[str, Any], where: str) -> None:
-        self.data = data
-        self.where = where
-
-    def integer(self, key: str, default: int | None = None, *, at_least: int = 1) -> int:
-        """An integer of at least `at_least`; ConfigError when absent without a default, or something else."""
-        value = self.data.get(key)
-        if value is None and default is not None:
-            return default
-        if value is None:
-            raise ConfigError(f"{self.where} has no {key!r}", remedy="use the config.json the model came with")
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < at_least:
-            raise ConfigError(f"{self.where}: {key!r} is {value!r}, expected an integer of at least {at_least}")
-        return int(value)
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """A finite number; ConfigError when absent without a default, or something else."""
-        value = self.data.get(key)
-        if value is None and default is not None:
-            return default
-        if value is None:
-            raise ConfigError(f"{self.where} has no {key!r}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
-            raise ConfigError(f"{self.where}: {key!r} is {value!r}, expected a number")
-        return float(value)
-
-    def optional_number(self, key: str) -> float | None:
-        """A number, or None when absent or null."""
-        return None if self.data.get(key) is None else self.number(key)
-
-    def flag(self, key: str, *, default: bool) -> bool:
-        """True or false; ConfigError when it is something else."""
-        value = self.data.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise ConfigError(f"{self.where}: {key!r} is {value!r}, expected true or false")
-        return value
-
-    def table(self, key: str) -> dict[str, Any]:
-        """A nested table; empty when absent or null."""
-        value = self.data.get(key)
-        if value is None:
-            return {}
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{self.where}: {key!r} is {value!r}, expected a table")
-        return dict(value)
 
 
 def family_of(data: Mapping[str, Any], *, where: str) -> str:
@@ -244,7 +194,10 @@ def _rope_from_gguf(config: ForeignConfig, head_dim: int, factors: tuple[float, 
     if kind not in ("default", "linear", "yarn"):
         raise ConfigError(f"{config.where}: rope scaling {kind!r} is not supported; supported: none, linear, yarn")
     factor = config.number("rope.scaling.factor", 1.0)
+    # llama.cpp multiplies this with the factor that yarn's paper derives; HF's `attention_factor` replaces that
     extra = config.optional_number("rope.scaling.attn_factor")
+    if extra is not None:
+        extra *= 1.0 + 0.1 * math.log(max(factor, 1.0))
     return RopeConfig(
         type=cast(RopeType, kind),
         theta=config.number("rope.freq_base", 10000.0),

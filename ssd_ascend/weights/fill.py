@@ -59,6 +59,12 @@ def _check_shapes(slots: Mapping[str, Slot], tensors: Mapping[str, TensorInfo]) 
                 f"{info.file}: tensor {name!r} has shape {list(info.shape)}, expected {list(slots[name].shape)}",
                 remedy="check that its config belongs to it",
             )
+        if not info.dtype.is_floating_point:
+            raise ConfigError(
+                f"{info.file}: tensor {name!r} holds {str(info.dtype).removeprefix('torch.')}: quantised weights are "
+                "not supported in this format",
+                remedy="use the unquantised checkpoint, or a .gguf file",
+            )
 
 
 def _listed(names: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 
@@ -70,6 +71,7 @@ def test_a_yarn_factor_left_out_is_how_far_the_context_was_stretched() -> None:
         ({"model_type": None}, "config.json has no 'model_type'"),
         ({"hidden_size": None}, "config.json has no 'hidden_size'"),
         ({"num_hidden_layers": "two"}, "'num_hidden_layers' is 'two'"),
+        ({"intermediate_size": float("nan")}, "'intermediate_size' is nan"),
         ({"num_attention_heads": True}, "'num_attention_heads' is True"),
         ({"rms_norm_eps": float("inf")}, "'rms_norm_eps' is inf"),
         ({"tie_word_embeddings": "yes"}, "'tie_word_embeddings' is 'yes'"),
@@ -110,7 +112,9 @@ def test_gguf_yarn_and_what_is_not_supported() -> None:
     rope = model_config_from_gguf(
         {**GGUF, **yarn, "llama.rope.scaling.original_context_length": 128}, where="x", tensors=()
     ).rope
-    assert (rope.type, rope.factor, rope.original_max_positions) == ("yarn", 4.0, 128)
+    assert (rope.type, rope.factor, rope.original_max_positions, rope.attention_factor) == ("yarn", 4.0, 128, None)
+    scaled = model_config_from_gguf({**GGUF, **yarn, "llama.rope.scaling.attn_factor": 2.0}, where="x", tensors=()).rope
+    assert scaled.attention_factor == pytest.approx(2.0 * (1 + 0.1 * math.log(4.0)))
     with pytest.raises(ConfigError, match="rope scaling 'longrope'"):
         model_config_from_gguf({**GGUF, "llama.rope.scaling.type": "longrope"}, where="x", tensors=())
     with pytest.raises(ConfigError, match=r"x\.gguf has no 'general\.architecture'"):

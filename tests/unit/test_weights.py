@@ -136,6 +136,13 @@ def test_a_wrong_shape_is_named_with_both(shape: tuple[int, ...], tmp_path: Path
     assert "model.safetensors" in said
 
 
+def test_quantised_weights_are_not_taken_for_numbers(tmp_path: Path) -> None:
+    packed = tensors_with(model__layers__0__self_attn__q_proj__weight=torch.ones(32, 32, dtype=torch.int8))
+    assert "'model.layers.0.self_attn.q_proj.weight' holds int8" in complaint(
+        write_checkpoint(tmp_path, CONFIG, packed)
+    )
+
+
 def test_pickles_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     torch.save(causal_lm_tensors(CONFIG), tmp_path / "pytorch_model.bin")

