@@ -14,6 +14,7 @@ from ssd_ascend.config.model import rope_from_hf
 from ssd_ascend.core.batch import ModelOutput
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.layers.rotary import inverse_frequencies
+from ssd_ascend.text.gguf_metadata import read_gguf_tensors
 from ssd_ascend.weights.gguf import GgufFile, hf_name
 from ssd_ascend.weights.loader import load_model, read_config
 from tests.toys import (
@@ -60,10 +61,13 @@ def test_round_trip(config: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_every_encoding_decodes_to_what_the_gguf_package_says(encoding: str, tmp_path: Path) -> None:
-    """The embedding is larger than one chunk of decoding, so the seams are crossed too."""
+def test_every_encoding_decodes_to_what_the_gguf_package_says(
+    encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks of 10 rows, so that the seams between chunks are crossed too."""
+    monkeypatch.setattr("ssd_ascend.weights.gguf._CHUNK", 10 * 64)
     kind = gguf.GGMLQuantizationType[encoding]
-    matrix = torch.randn(66_000, 64).numpy()
+    matrix = torch.randn(37, 64).numpy()
     raw = gguf.quants.quantize(matrix, kind)
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
     writer.add_tensor("token_embd.weight", raw, raw_dtype=kind)
@@ -71,8 +75,6 @@ def test_every_encoding_decodes_to_what_the_gguf_package_says(encoding: str, tmp
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    from ssd_ascend.text.gguf_metadata import read_gguf_tensors
-
     with GgufFile(tmp_path / "x.gguf", read_gguf_tensors(tmp_path / "x.gguf")) as file:
         found = file.read("token_embd.weight", torch.float32).numpy()
     np.testing.assert_array_equal(found, gguf.quants.dequantize(raw, kind))
