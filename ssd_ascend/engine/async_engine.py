@@ -281,7 +281,8 @@ class AsyncEngine:
                 self._process.kill()
                 status = await self._process.wait()
             self.failure = self.failure or f"the engine process died ({_describe(status)})"
-            log.error("%s", self.failure)
+            if self.state is not State.STARTING:  # a failed start is told to who waits for it
+                log.error("%s", self.failure)
             self._enter(State.FAILED)
         self._deliver(self._processor.fail(self.failure or "the server is shutting down"))
 
@@ -299,7 +300,11 @@ class AsyncEngine:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:
             log.warning("%d requests were not done within %g s of shutting down", self.num_requests, timeout_s)
-            self._deliver(self._processor.fail("the server is shutting down"))
+            self.end_all()
+
+    def end_all(self) -> None:
+        """End every request under way with an error."""
+        self._deliver(self._processor.fail("the server is shutting down"))
 
     async def close(self) -> None:
         """End the engine process: asked first, killed when it does not answer."""

@@ -41,10 +41,16 @@ def main(argv: Sequence[str] | None = None, *, engine_command: Sequence[str] | N
         serving = ServerConfig(
             host=args.host, port=args.port, api_key=args.api_key or env.api_key(), drain_s=args.drain_timeout
         )
-        return asyncio.run(run_server(config, serving, engine_command=engine_command or ENGINE_COMMAND))
+        command = engine_command or ENGINE_COMMAND
+        asyncio.run(run_server(config, serving, announce=_announce, engine_command=command))
     except SsdError as error:
         print(f"ssd_ascend.serve: {error}", file=sys.stderr)
         return 1
+    return 0
+
+
+def _announce(line: str) -> None:
+    print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ import contextlib
 import errno
 import signal
 import socket
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import uvicorn
@@ -21,13 +20,10 @@ import uvicorn
 from ssd_ascend import catalogue
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.engine.async_engine import ENGINE_COMMAND, AsyncEngine, State
-from ssd_ascend.errors import ConfigError
-from ssd_ascend.log import get_logger
+from ssd_ascend.errors import ConfigError, WorkerError
 from ssd_ascend.serve.app import create_app
 from ssd_ascend.serve.state import ServerState
 from ssd_ascend.text import Tokenizer
-
-log = get_logger(__name__)
 
 _BACKLOG = 2048
 
@@ -64,14 +60,21 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 async def run_server(
-    config: EngineConfig, serving: ServerConfig, *, engine_command: Sequence[str] = ENGINE_COMMAND
-) -> int:
-    """Serve until told to stop. Returns the exit status: 0 after a drained stop, 1 when the engine failed."""
+    config: EngineConfig,
+    serving: ServerConfig,
+    *,
+    announce: Callable[[str], None],
+    engine_command: Sequence[str] = ENGINE_COMMAND,
+) -> None:
+    """Serve until told to stop, and drain. `announce` is told where we listen, and when we are ready.
+
+    Raises ConfigError when the port or the model cannot be had, WorkerError when the engine fails, at start or later.
+    """
     tokenizer = Tokenizer.load(catalogue.resolve_model(config.model), chat_template=config.chat_template)
     with bind(serving.host, serving.port) as sock:
         engine = await AsyncEngine.start(config, tokenizer, command=engine_command)
         try:
-            return await _Server(engine, tokenizer, serving, sock).run()
+            await _Server(engine, tokenizer, serving, sock, announce).run()
         finally:
             await engine.close()
 
@@ -79,10 +82,18 @@ async def run_server(
 class _Server:
     """One run: three things may end it, a signal, the engine's death, and a failed start."""
 
-    def __init__(self, engine: AsyncEngine, tokenizer: Tokenizer, serving: ServerConfig, sock: socket.socket) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        tokenizer: Tokenizer,
+        serving: ServerConfig,
+        sock: socket.socket,
+        announce: Callable[[str], None],
+    ) -> None:
         self._engine = engine
         self._serving = serving
         self._socket = sock
+        self._announce = announce
         name = serving.model_name or engine.config.served_model_name or engine.config.model
         self._state = ServerState(engine, tokenizer, name, serving.api_key)
         self._http = _Http(
@@ -96,38 +107,44 @@ class _Server:
         )
         self._stop = asyncio.Event()
 
-    async def run(self) -> int:
+    async def run(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self._on_signal)
         serving = asyncio.create_task(self._http.serve(sockets=[self._socket]))
         stopped = asyncio.create_task(self._stop.wait())
         living = asyncio.create_task(self._live())
         try:
-            await asyncio.wait((stopped, living), return_when=asyncio.FIRST_COMPLETED)
-            failed = living.done()
-            if failed:
-                living.result()
+            done, _ = await asyncio.wait((stopped, living, serving), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # raises what it raised
         finally:
             living.cancel()
             stopped.cancel()
             self._http.should_exit = True
             self._engine.stop_accepting()
             await asyncio.gather(self._engine.drain(self._serving.drain_s), serving)
-        return 1 if failed else 0
+
+    def _on_signal(self) -> None:
+        """The first one drains; whoever sends a second does not want to wait."""
+        if self._stop.is_set():
+            self._engine.end_all()
+        self._stop.set()
 
     async def _live(self) -> None:
-        """Tell when the engine is ready; return when it has died. Raises WorkerError when it could not start."""
-        print(f"loading {self._state.model_name}; {self._url}/health says when it is ready", flush=True)
+        """Announce the engine when it is ready, and return when the server is stopping. Raises WorkerError when the
+        engine could not start, or, some time after it died, so that probes and clients have seen it."""
+        name = self._state.model_name
+        self._announce(f"loading {name}; {self._url}/health says when it is ready")
         await self._engine.wait_until_started()
         info = self._engine.info
         assert info is not None
         how = "without speculation" if info.speculator == "none" else f"{info.speculator}, K={info.lookahead}"
-        print(f"ready: {self._state.model_name} on {self._url} ({info.device}, {info.dtype}, {how})", flush=True)
+        self._announce(f"ready: {name} on {self._url} ({info.device}, {info.dtype}, {how})")
         await self._engine.wait_for_change(State.READY)
         if self._engine.state is State.FAILED:
-            print(f"ssd_ascend.serve: {self._engine.failure}", file=sys.stderr, flush=True)
             await asyncio.sleep(self._serving.failure_grace_s)
+            raise WorkerError(self._engine.failure or "the engine failed")
 
     @property
     def _url(self) -> str:
