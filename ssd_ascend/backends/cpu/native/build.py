@@ -23,7 +23,7 @@ log = get_logger(__name__)
 SOURCES = Path(__file__).with_name("src")
 COMPILERS = ("g++", "c++")
 FLAGS = (
-    "-std=c++17", "-O3", "-march=native", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wno-psabi",
+    "-std=c++17", "-O3", "-march=native", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wno-psabi",
     "-ffp-contract=off",  # products and sums are fused where the source says so: see fma in common.h
     "-fno-math-errno", "-fno-trapping-math",
 )  # fmt: skip
@@ -72,9 +72,8 @@ def _compile(compiler: str, library: Path) -> None:
                 process.kill()
                 process.wait()
         if not any(codes):
-            # linked without -fopenmp: the OpenMP functions must be those of the pool torch has already started
             objects = [f"{scratch}/{source.stem}.o" for source in sources]
-            link = [compiler, "-shared", *objects, "-lpthread", "-o", f"{scratch}/library.so"]
+            link = [compiler, "-shared", *objects, "-pthread", "-o", f"{scratch}/library.so"]
             codes = [subprocess.run(link, stderr=messages, stdout=subprocess.DEVNULL, timeout=_TIMEOUT_S).returncode]
         if any(codes):
             messages.seek(0)

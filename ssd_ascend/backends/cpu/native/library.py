@@ -73,7 +73,6 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         """Load the library at `path`; OSError when it cannot be."""
-        _offer_openmp()
         # PyDLL would keep the interpreter locked; CDLL lets other threads (the server's) run during a kernel
         self._handle = ctypes.CDLL(str(path))
         self.path = path
@@ -90,15 +89,6 @@ class Library:
         function = getattr(self._handle, f"ssd_{name}")
         function.argtypes, function.restype = arguments, result
         return cast("Callable[..., Any]", function)
-
-
-def _offer_openmp() -> None:
-    """Make the OpenMP runtime torch has loaded visible to our library, so that both share one pool of threads."""
-    maps = Path("/proc/self/maps")
-    loaded = maps.read_text().split() if maps.exists() else []
-    for path in dict.fromkeys(word for word in loaded if word.startswith("/")):
-        if Path(path).name.startswith(("libgomp", "libiomp5", "libomp")):
-            ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
 
 
 def load_from(folder: Path, compilers: tuple[str, ...] = COMPILERS) -> Library | None:

@@ -3,11 +3,10 @@
 // One unit of work is (row, tile of its queries, kv head). Keys are taken in chunks that begin at multiples of kChunk,
 // and a masked key adds exactly nothing, so a query's result is bitwise the same as decode row, verify row or part of
 // a prefill, in any block size. Online softmax, everything in float32.
-#include <algorithm>
-#include <atomic>
 #include <vector>
 
 #include "common.h"
+#include "pool.h"
 
 namespace ssd {
 
@@ -150,6 +149,17 @@ SSD_INLINE void hide(float* scores, const Step& step, int64_t token, int64_t j, 
     std::fill(scores + visible, scores + padded, -kInfinity);
 }
 
+// The cache slots of `count` positions; padding repeats the last, and `hide` removes what it scores.
+SSD_INLINE void locate(const int32_t* table, const Shape& shape, int64_t first_key, int64_t count, int64_t padded,
+                       int64_t* slots) {
+    int64_t block = first_key / shape.block_size, offset = first_key % shape.block_size;
+    for (int64_t c = 0; c < count; ++c) {
+        slots[c] = table[block] * shape.block_size + offset;
+        if (++offset == shape.block_size) ++block, offset = 0;
+    }
+    std::fill(slots + count, slots + padded, slots[count - 1]);
+}
+
 template <typename T>
 void attend(const Step& step, const Shape& shape, const Layer<T>& layer, const Unit& unit, Scratch& scratch) {
     const int64_t dim = shape.dim, group = shape.heads / shape.kv_heads, rows = unit.count * group;
@@ -164,13 +174,13 @@ void attend(const Step& step, const Shape& shape, const Layer<T>& layer, const U
         for (int64_t d = 0; d < dim; d += 8) store<8>(&scratch.q[r * dim + d], load<8>(q + d) * shape.scale);
     }
     const T *keys[kChunk], *values[kChunk];
+    int64_t slots[kChunk];
     for (int64_t first_key = 0; first_key < limit; first_key += kChunk) {
         const int64_t count = std::min<int64_t>(kChunk, limit - first_key), padded = (count + 7) / 8 * 8;
+        locate(table, shape, first_key, count, padded, slots);
         for (int64_t c = 0; c < padded; ++c) {
-            const int64_t position = first_key + std::min(c, count - 1);  // padding repeats a key; `hide` removes it
-            const int64_t slot = table[position / shape.block_size] * shape.block_size + position % shape.block_size;
-            keys[c] = layer.keys + slot * key_stride + unit.kv_head * dim;
-            values[c] = layer.values + slot * key_stride + unit.kv_head * dim;
+            keys[c] = layer.keys + slots[c] * key_stride + unit.kv_head * dim;
+            values[c] = layer.values + slots[c] * key_stride + unit.kv_head * dim;
         }
         for (int64_t r = 0; r < rows; r += 8)
             SSD_ROWS(std::min<int64_t>(8, rows - r),
@@ -180,8 +190,8 @@ void attend(const Step& step, const Shape& shape, const Layer<T>& layer, const U
             hide(scores, step, token + r / group, unit.first + r / group, prefix, first_key, count, padded);
             scratch.decay[r] = soften(scores, padded, scratch.highest[r], scratch.denominator[r]);
         }
-        for (int64_t r = 0; r < rows; r += 6)
-            SSD_ROWS(std::min<int64_t>(6, rows - r),
+        for (int64_t r = 0; r < rows; r += 4)
+            SSD_ROWS(std::min<int64_t>(4, rows - r),
                      (accumulate_all<T, R>(&scratch.scores[r * kChunk], &scratch.decay[r], values, count, dim,
                                            &scratch.out[r * dim])))
     }
@@ -225,16 +235,14 @@ void run(const Step& step, const Shape& shape, const Layer<T>& layer, int64_t to
     const int64_t width = shape.heads * shape.dim;
     std::fill(reinterpret_cast<char*>(layer.out + attended * width),
               reinterpret_cast<char*>(layer.out + tokens * width), 0);
-    const int n = int(std::min<int64_t>(team(work, kSmallest, threads), std::max<int64_t>(1, count)));
-    std::atomic<int64_t> next{0};
-#pragma omp parallel num_threads(n) if (n > 1)
-    {
+    const int64_t stored = step.tokens * shape.kv_heads * shape.dim;
+    parallel_ranges(step.tokens, team(stored, kSmallest, threads), [&](int64_t from, int64_t to) {
+        for (int64_t t = from; t < to; ++t) store_token(step, shape, layer, t);
+    });
+    parallel(count, team(work, kSmallest, threads), [&](int64_t i) {
         static thread_local Scratch scratch;
-#pragma omp for schedule(static)
-        for (int64_t t = 0; t < step.tokens; ++t) store_token(step, shape, layer, t);
-        for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;)
-            attend(step, shape, layer, units[i], scratch);
-    }
+        attend(step, shape, layer, units[i], scratch);
+    });
 }
 
 }  // namespace ssd

@@ -1,9 +1,10 @@
-// What all kernels share: vector types, the three storage types, conversions, exp, and the rule for threads.
+// What all kernels share: vector types, the three storage types, conversions, exp, and when to share.
 //
 // Written with GCC's vector extensions instead of intrinsics, so that one source serves AVX2, AVX-512 and NEON. The
 // only intrinsics are conversions and multiply-add, for which there are portable paths too.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -231,11 +232,10 @@ SSD_INLINE F8 sums(const F8* v) {
 }
 SSD_INLINE float sum(F8 v) { return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7])); }
 
-// ---- threads ------------------------------------------------------------------------------------------------------
-
-// How many threads a piece of work deserves: 1 when it is too small to share, or in a child forked after the pool
-// had started (its threads did not survive the fork; using them would hang).
-int team(int64_t work, int64_t smallest, int64_t threads);
+// How many threads a piece of work deserves: one when it is too small to share.
+SSD_INLINE int64_t team(int64_t work, int64_t smallest, int64_t threads) {
+    return work < smallest ? 1 : std::min(threads, work / (smallest / 2));
+}
 
 }  // namespace ssd
 

@@ -3,10 +3,10 @@
 // W is packed into panels of kPanel outputs, stored input by input, so that a panel is one forward stream. Each output
 // is one accumulator that runs over the inputs in order, whatever the number of rows, tiles or threads: a row's
 // result is bitwise the same in any company.
-#include <algorithm>
 #include <vector>
 
 #include "common.h"
+#include "pool.h"
 
 namespace ssd {
 
@@ -18,6 +18,7 @@ constexpr int kLanes = 8;  // on NEON the compiler splits each into two register
 constexpr int kPanel = 2 * kLanes;
 constexpr int kMaxRows = 6;                   // 6 x 2 accumulators fill 16 registers, and the multiplier's latency
 constexpr int64_t kBlockBytes = 192 * 1024;   // weights kept in the second-level cache while tiles of rows pass by
+constexpr int64_t kPieces = 8;                // per thread, so that a slow one takes fewer
 constexpr int64_t kSmallest = 1 << 16;        // multiplications below which a second thread does not pay
 
 using F = Vec<kLanes>::F;
@@ -157,19 +158,14 @@ void run(const Linear& w, const T* x, T* out, int64_t rows, int64_t threads) {
     const int64_t needed = rows * w.inputs, panels = (w.outputs + kPanel - 1) / kPanel;
     if (int64_t(scratch.size()) < needed) scratch.resize(needed);
     float* wide = scratch.data();
-    const int n = int(std::min<int64_t>(team(needed * w.outputs, kSmallest, threads), panels));
-    const bool share_widening = n > 1 && tiles.count >= n;
-    if (!share_widening) widen_tiles(x, tiles, w.inputs, wide, 0, tiles.count);
-    if (n == 1) return panels_range<W, T>(w, wide, tiles, out, 0, panels);
-#pragma omp parallel num_threads(n)
-    {
-        if (share_widening) {
-#pragma omp for schedule(static)
-            for (int64_t t = 0; t < tiles.count; ++t) widen_tiles(x, tiles, w.inputs, wide, t, t + 1);
-        }
-#pragma omp for schedule(static, 1)
-        for (int i = 0; i < n; ++i) panels_range<W, T>(w, wide, tiles, out, panels * i / n, panels * (i + 1) / n);
-    }
+    const int64_t n = team(needed * w.outputs, kSmallest, threads);
+    parallel_ranges(tiles.count, tiles.count > 1 ? n : 1, [&](int64_t from, int64_t to) {
+        widen_tiles(x, tiles, w.inputs, wide, from, to);
+    });
+    const int64_t piece = n == 1 ? panels : std::max<int64_t>(1, panels / (kPieces * n) / 4) * 4;  // fours: see tile
+    parallel((panels + piece - 1) / piece, n, [&](int64_t i) {
+        panels_range<W, T>(w, wide, tiles, out, i * piece, std::min(panels, (i + 1) * piece));
+    });
 }
 
 template <typename W>
@@ -186,9 +182,8 @@ void pack_panel(const W* weight, int64_t outputs, int64_t inputs, W* panel, int6
 template <typename W>
 void pack(const W* weight, int64_t outputs, int64_t inputs, W* panels, int64_t threads) {
     const int64_t count = (outputs + kPanel - 1) / kPanel;
-    const int n = team(outputs * inputs, kSmallest, threads);
-#pragma omp parallel for num_threads(n) schedule(static)
-    for (int64_t p = 0; p < count; ++p) pack_panel(weight, outputs, inputs, panels + p * inputs * kPanel, p);
+    parallel(count, team(outputs * inputs, kSmallest, threads),
+             [&](int64_t p) { pack_panel(weight, outputs, inputs, panels + p * inputs * kPanel, p); });
 }
 
 }  // namespace ssd

@@ -1,29 +1,10 @@
 // The small operators between the matrix products: norms, activation, rotary embedding. Each works row by row.
-#include <pthread.h>
-
-#include <algorithm>
 #include <cmath>
 
 #include "common.h"
+#include "pool.h"
 
 namespace ssd {
-
-namespace {
-bool pool_started = false;
-bool pool_lost = false;
-
-void after_fork_in_child() { pool_lost = pool_started; }
-
-struct ForkGuard {
-    ForkGuard() { pthread_atfork(nullptr, nullptr, after_fork_in_child); }
-} fork_guard;
-}  // namespace
-
-int team(int64_t work, int64_t smallest, int64_t threads) {
-    if (threads <= 1 || work < smallest || pool_lost) return 1;
-    pool_started = true;
-    return int(std::min(threads, std::max<int64_t>(2, work / (smallest / 2))));
-}
 
 constexpr int64_t kSmallest = 1 << 15;  // elements below which a second thread does not pay
 
@@ -91,14 +72,10 @@ void rotate_head(T* x, const float* cos, const float* sin, int64_t half) {
 }
 
 template <typename Fn>
-SSD_INLINE void for_rows(int64_t rows, int64_t work, int64_t threads, Fn fn) {
-    const int n = int(std::min<int64_t>(team(work, kSmallest, threads), rows));
-    if (n <= 1) {
-        for (int64_t i = 0; i < rows; ++i) fn(i);
-        return;
-    }
-#pragma omp parallel for num_threads(n) schedule(static)
-    for (int64_t i = 0; i < rows; ++i) fn(i);
+SSD_INLINE void for_rows(int64_t rows, int64_t work, int64_t threads, const Fn& fn) {
+    parallel_ranges(rows, team(work, kSmallest, threads), [&](int64_t from, int64_t to) {
+        for (int64_t i = from; i < to; ++i) fn(i);
+    });
 }
 
 }  // namespace ssd
