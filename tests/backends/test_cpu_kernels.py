@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,25 @@ def test_threads_do_not_change_a_bit() -> None:
         alone = linear(x)
         torch.set_num_threads(3)
         assert torch.equal(linear(x), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_kernels
+def test_many_callers_at_once() -> None:
+    """The pool serves one caller; the others, which find it busy, must get the same answers."""
+    linear = CpuBackend().ops.linear(torch.randn(520, 300).bfloat16(), None)
+    inputs = [torch.randn(1 + i, 300).bfloat16() for i in range(8)]
+    wanted = [linear(x) for x in inputs]
+
+    def call(i: int) -> bool:
+        torch.set_num_threads(4)  # more than there are cores: helpers come late, or not at all
+        return all(torch.equal(linear(inputs[i]), wanted[i]) for _ in range(100))
+
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(len(inputs)) as callers:
+            assert all(callers.map(call, range(len(inputs))))
     finally:
         torch.set_num_threads(before)
 

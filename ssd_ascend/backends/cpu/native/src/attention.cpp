@@ -90,17 +90,14 @@ void accumulate_all(const float* weights, const float* decay, const T* const* va
     for (; d < dim; d += 8) accumulate<T, R, 1>(weights, decay, values, count, dim, d, out);
 }
 
-#define SSD_ROWS(n, call)        \
-    switch (n) {                 \
-        case 1: { constexpr int R = 1; call; break; } \
-        case 2: { constexpr int R = 2; call; break; } \
-        case 3: { constexpr int R = 3; call; break; } \
-        case 4: { constexpr int R = 4; call; break; } \
-        case 5: { constexpr int R = 5; call; break; } \
-        case 6: { constexpr int R = 6; call; break; } \
-        case 7: { constexpr int R = 7; call; break; } \
-        case 8: { constexpr int R = 8; call; break; } \
+// Calls fn<R>() for R = count, one of the numbers of rows 1 .. Most.
+template <int Most, typename Fn>
+SSD_INLINE void with_rows(int64_t count, const Fn& fn) {
+    if constexpr (Most > 0) {
+        if (count == Most) return fn(std::integral_constant<int, Most>());
+        with_rows<Most - 1>(count, fn);
     }
+}
 
 // Turn one query's scores into weights; returns the factor by which earlier sums shrink.
 SSD_INLINE float soften(float* scores, int64_t padded, float& highest, float& denominator) {
@@ -183,17 +180,19 @@ void attend(const Step& step, const Shape& shape, const Layer<T>& layer, const U
             values[c] = layer.values + slots[c] * key_stride + unit.kv_head * dim;
         }
         for (int64_t r = 0; r < rows; r += 8)
-            SSD_ROWS(std::min<int64_t>(8, rows - r),
-                     (score<T, R>(&scratch.q[r * dim], keys, count, dim, &scratch.scores[r * kChunk])))
+            with_rows<8>(std::min<int64_t>(8, rows - r), [&](auto n) {
+                score<T, n()>(&scratch.q[r * dim], keys, count, dim, &scratch.scores[r * kChunk]);
+            });
         for (int64_t r = 0; r < rows; ++r) {
             float* scores = &scratch.scores[r * kChunk];
             hide(scores, step, token + r / group, unit.first + r / group, prefix, first_key, count, padded);
             scratch.decay[r] = soften(scores, padded, scratch.highest[r], scratch.denominator[r]);
         }
-        for (int64_t r = 0; r < rows; r += 4)
-            SSD_ROWS(std::min<int64_t>(4, rows - r),
-                     (accumulate_all<T, R>(&scratch.scores[r * kChunk], &scratch.decay[r], values, count, dim,
-                                           &scratch.out[r * dim])))
+        for (int64_t r = 0; r < rows; r += 4)  // more would spill accumulators
+            with_rows<4>(std::min<int64_t>(4, rows - r), [&](auto n) {
+                accumulate_all<T, n()>(&scratch.scores[r * kChunk], &scratch.decay[r], values, count, dim,
+                                       &scratch.out[r * dim]);
+            });
     }
     for (int64_t r = 0; r < rows; ++r) {
         T* out = layer.out + (token + r / group) * shape.heads * dim + (unit.kv_head * group + r % group) * dim;
