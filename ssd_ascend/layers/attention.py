@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ssd_ascend.backends.base import AttentionSpec, Collectives
+from ssd_ascend.backends.base import AttentionSpec, Collectives, RotatingAttention
 from ssd_ascend.config.model import ModelConfig
 from ssd_ascend.core.batch import ForwardBatch
 from ssd_ascend.layers.context import BuildContext
@@ -54,7 +54,7 @@ class Attention(nn.Module):
         self._layer = layer
         self._cos_sin = cos_sin
         self._head_dim = head_dim
-        self._split = [length(q_rows), length(kv_rows), length(kv_rows)]
+        self._heads = [length(rows) // head_dim for rows in (q_rows, kv_rows, kv_rows)]
         self.qkv_proj = PackedLinear(
             ctx,
             input_size or config.hidden_size,
@@ -71,12 +71,19 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, batch: ForwardBatch, kv: torch.Tensor) -> torch.Tensor:
         """x: [T, input_size]; kv: this layer's cache. Writes the keys and values of the batch into it."""
-        tokens = x.shape[0]
-        q, k, v = self.qkv_proj(x).split(self._split, dim=-1)
-        q, k, v = (part.view(tokens, -1, self._head_dim) for part in (q, k, v))
+        q, k, v = self.qkv_proj(x).view(x.shape[0], -1, self._head_dim).split(self._heads, dim=1)
         if self.q_norm is not None:
             q = self.q_norm(q)
         if self.k_norm is not None:
             k = self.k_norm(k)
+        return self.o_proj(self._attend(q, k, v, batch, kv))
+
+    def _attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch, kv: torch.Tensor
+    ) -> torch.Tensor:
+        """Rotate, store and attend; [T, heads, D] each -> [T, Hq * D]."""
+        attention = self._ctx.attention
+        if isinstance(attention, RotatingAttention):
+            return attention.forward_rotated(q, k, v, batch.positions, self._cos_sin, kv, batch.attention, self._layer)
         q, k = self._ctx.ops.rotary(q, k, batch.positions, self._cos_sin)
-        return self.o_proj(self._ctx.attention.forward(q, k, v, kv, batch.attention, self._layer))
+        return attention.forward(q, k, v, kv, batch.attention, self._layer)
