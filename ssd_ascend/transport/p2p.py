@@ -52,6 +52,7 @@ class P2PTransport:
         self._send_timeout_s = send_timeout_s
         self._limit = limit
         self._head = torch.zeros(HEAD_BYTES, dtype=torch.uint8)
+        self._sending = threading.Lock()
         self._frames: queue.SimpleQueue[bytearray | TransportError] = queue.SimpleQueue()
         self._broken: TransportError | None = None
         self._receiver = threading.Thread(target=self._receive, name="ssd-p2p-receiver", daemon=True)
@@ -62,13 +63,14 @@ class P2PTransport:
         self._must_be_whole()
         frame = torch.frombuffer(encode(message, limit=self._limit), dtype=torch.uint8)
         first = min(len(frame), HEAD_BYTES)
-        self._head[:first] = frame[:first]
-        try:
-            self._peer.send(self._head.to(self._peer.device), self._send_timeout_s)
-            if len(frame) > HEAD_BYTES:
-                self._peer.send(frame[HEAD_BYTES:].to(self._peer.device), self._send_timeout_s)
-        except TransportError as error:
-            raise self._break(error) from error
+        with self._sending:
+            self._head[:first] = frame[:first]
+            try:
+                self._peer.send(self._head.to(self._peer.device), self._send_timeout_s)
+                if len(frame) > HEAD_BYTES:
+                    self._peer.send(frame[HEAD_BYTES:].to(self._peer.device), self._send_timeout_s)
+            except TransportError as error:
+                raise self._break(error) from error
 
     def recv(self, timeout_s: float | None) -> Message | None:
         """See `Transport.recv`."""

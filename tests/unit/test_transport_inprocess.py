@@ -10,7 +10,7 @@ import pytest
 from ssd_ascend.errors import TransportError
 from ssd_ascend.transport.inprocess import InProcessTransport
 from ssd_ascend.transport.messages import Request, Shutdown
-from tests.unit.transport_messages import answer, request, same
+from tests.unit.plain_messages import answer, request, same
 
 
 def echoing(worker: InProcessTransport) -> Callable[[], None]:

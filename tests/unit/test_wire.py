@@ -16,7 +16,8 @@ from ssd_ascend.errors import TransportError
 from ssd_ascend.transport import frame
 from ssd_ascend.transport.messages import Answer, Attach, Hello, Message, Request, Shutdown
 from ssd_ascend.transport.wire import decode, encode
-from tests.unit.transport_messages import answer, messages, request, same
+from tests.unit.plain_messages import answer, request, same
+from tests.unit.transport_messages import messages
 
 ATTACH = Attach(
     seq_id=3,

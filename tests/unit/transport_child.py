@@ -10,7 +10,7 @@ from pathlib import Path
 from ssd_ascend.errors import TransportError
 from ssd_ascend.transport.link import Link, LinkAddress, connect
 from ssd_ascend.transport.messages import Request
-from tests.unit.transport_messages import answer
+from tests.unit.plain_messages import answer
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,8 +1,6 @@
-"""Messages for the transport tests: hypothesis strategies for every kind, and equality that looks into tensors."""
+"""Hypothesis strategies for messages of every kind."""
 
 from __future__ import annotations
-
-import dataclasses
 
 import torch
 from hypothesis import strategies as st
@@ -16,23 +14,6 @@ sequence_id = st.integers(0, (1 << 63) - 1)
 length = st.integers(0, (1 << 31) - 1)
 counter = st.integers(0, (1 << 63) - 1)
 float_dtype = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
-
-
-def same(a: object, b: object) -> bool:
-    """Equality of messages: tensors by dtype, shape and bits."""
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and bits(a) == bits(b)
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(same, a, b))
-    if dataclasses.is_dataclass(a):
-        return all(same(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
-    return a == b
-
-
-def bits(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 @st.composite
@@ -63,6 +44,7 @@ def sampling(draw: st.DrawFn) -> SamplingParams:
         stop=tuple(draw(st.lists(st.text(st.characters(), min_size=1, max_size=6), max_size=4))),
         stop_token_ids=tuple(draw(st.lists(token, max_size=3))),
         ignore_eos=draw(st.booleans()),
+        reproducible=draw(st.booleans()),
         include_stop_str_in_output=draw(st.booleans()),
         logprobs=draw(st.none() | st.integers(0, 20)),
         n=draw(st.integers(1, 128)),
@@ -143,25 +125,3 @@ def hellos(draw: st.DrawFn) -> Hello:
 
 
 messages: st.SearchStrategy[Message] = hellos() | requests() | answers() | st.just(Shutdown())
-
-
-def answer(number: int = 1, *, rows: int = 1, payload_bytes: int = 0) -> Answer:
-    """A greedy answer, or one whose law weighs about `payload_bytes`."""
-    law = torch.arange(2 * max(1, payload_bytes // 8)).view(1, 2, -1).float() if payload_bytes else None
-    has_law = [law is not None] + [False] * (rows - 1)
-    tokens = torch.arange(2 * rows).view(rows, 2)
-    return Answer(
-        number=number,
-        seq_ids=list(range(rows)),
-        sources=[2] * rows,
-        num_tokens=[2] * rows,
-        tokens=tokens,
-        has_law=has_law,
-        law=law,
-    )
-
-
-def request(number: int = 1) -> Request:
-    """A step of one sequence."""
-    outcome = VerificationOutcome(7, 1, 30)
-    return Request(number=number, updates=[Update(outcome=outcome, num_tokens_before=9, new_tokens=[20, 30])])
