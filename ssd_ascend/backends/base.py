@@ -124,6 +124,25 @@ class AttentionBackend(Protocol):
         ...
 
 
+@runtime_checkable
+class RotatingAttention(Protocol):
+    """Attention that also applies the rotation, where a device does both (and the cache write) in one launch."""
+
+    def forward_rotated(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+        kv: torch.Tensor,
+        meta: AttentionMetadata,
+        layer: int,
+    ) -> torch.Tensor:
+        """`Ops.rotary` and then `AttentionBackend.forward`; q, k and v may be overwritten."""
+        ...
+
+
 class Graph(Protocol):
     """A captured forward."""
 

@@ -10,6 +10,7 @@ BACKENDS: Registry[type[Backend]] = Registry(
     "device",
     {
         "cpu": "ssd_ascend.backends.cpu.backend:CpuBackend",
+        "cuda": "ssd_ascend.backends.cuda.backend:CudaBackend",
     },
 )
 

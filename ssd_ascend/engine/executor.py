@@ -19,6 +19,12 @@ class Executor:
     def forward(self, plan: StepPlan, speculation: Speculation) -> ModelOutput:
         """Prefill, decode and verify rows in one ragged batch; logits rows lie in the order of `plan.sampled`."""
         with trace.span("inputs"):
-            batch = build_inputs(plan, speculation, block_size=self.runner.block_size, device=self.runner.device)
+            batch = build_inputs(
+                plan,
+                speculation,
+                block_size=self.runner.block_size,
+                device=self.runner.device,
+                staging=self.runner.graphs,
+            )
         with trace.span("forward"):
             return self.runner.forward(batch)

@@ -6,7 +6,7 @@ Index arithmetic is numpy on the host; one int64 and one int32 buffer go to the 
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -29,6 +29,27 @@ class Row(NamedTuple):
     num_logits: int
 
 
+class HostBatch(NamedTuple):
+    """A batch before it goes to the device: int64 [T], int64 [B] and int32 arrays, every token with a logit row."""
+
+    mode: Mode
+    token_ids: np.ndarray
+    positions: np.ndarray
+    slots: np.ndarray
+    query_lens: np.ndarray
+    query_ends: np.ndarray
+    kv_lens: np.ndarray
+    table: np.ndarray
+
+
+class Staging(Protocol):
+    """Buffers that are there already, those of a captured graph."""
+
+    def stage(self, host: HostBatch) -> ForwardBatch | None:
+        """The batch in those buffers, whose tensors may be longer than it; None when none fit."""
+        ...
+
+
 def build_batch(
     mode: Mode,
     rows: Rows[Row],
@@ -39,8 +60,9 @@ def build_batch(
     input_ids: torch.Tensor | None = None,
     positions: Rows[int] | None = None,
     tree_mask: torch.Tensor | None = None,
+    staging: Staging | None = None,
 ) -> ForwardBatch:
-    """Pack `rows`.
+    """Pack `rows`, into the buffers of `staging` where it has them for a batch without extras.
 
     `input_ids` [T] on the device replaces the rows' tokens (which then only say how many there are). `positions`
     overrides the rotary positions (T of them), for rows whose KV slots are not their places.
@@ -57,8 +79,13 @@ def build_batch(
     rotary = place if positions is None else np.asarray(positions, np.int64)
     wanted = np.fromiter((row.num_logits for row in rows), np.int64, len(rows))
     logits_rows = _last_rows(ends, wanted)
-    long = torch.from_numpy(np.concatenate((token_ids, rotary, slots, logits_rows))).to(device, non_blocking=True)
     kv_lens = starts + lengths
+    everywhere = len(logits_rows) == total
+    if staging is not None and everywhere and hidden_states is None and input_ids is None and tree_mask is None:
+        host = HostBatch(mode, token_ids, rotary, slots, lengths, ends, kv_lens, table)
+        if (staged := staging.stage(host)) is not None:
+            return staged
+    long = torch.from_numpy(np.concatenate((token_ids, rotary, slots, logits_rows))).to(device, non_blocking=True)
     short_parts = (np.zeros(1, np.int32), ends.astype(np.int32), kv_lens.astype(np.int32), table.reshape(-1))
     short = torch.from_numpy(np.concatenate(short_parts)).to(device, non_blocking=True)
     meta = AttentionMetadata(
@@ -70,7 +97,6 @@ def build_batch(
         slot_mapping=long[2 * total : 3 * total],
         tree_mask=tree_mask,
     )
-    everywhere = len(logits_rows) == total
     return ForwardBatch(
         mode=mode,
         input_ids=long[:total] if input_ids is None else input_ids,
@@ -81,7 +107,14 @@ def build_batch(
     )
 
 
-def build_inputs(plan: StepPlan, speculation: Speculation, *, block_size: int, device: torch.device) -> ForwardBatch:
+def build_inputs(
+    plan: StepPlan,
+    speculation: Speculation,
+    *,
+    block_size: int,
+    device: torch.device,
+    staging: Staging | None = None,
+) -> ForwardBatch:
     """The target's batch of one step: decode rows with their drafts, then prefill chunks."""
     drafts = speculation.num_tokens
     rows = [
@@ -93,7 +126,7 @@ def build_inputs(plan: StepPlan, speculation: Speculation, *, block_size: int, d
         for c in plan.prefills
     ]
     mode = Mode.PREFILL if plan.prefills else Mode.DECODE if speculation.is_empty else Mode.VERIFY
-    batch = build_batch(mode, rows, block_size=block_size, device=device)
+    batch = build_batch(mode, rows, block_size=block_size, device=device, staging=staging)
     if not speculation.is_empty:
         _place_drafts(batch.input_ids, speculation)
     return batch

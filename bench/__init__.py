@@ -1,0 +1,1 @@
+"""Benchmarks: command lines of their own, not part of the wheel."""

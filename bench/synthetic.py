@@ -1,0 +1,187 @@
+"""Models with random weights at the true shapes of public ones: for measuring speed where no checkpoint can be had.
+
+`python bench/synthetic.py llama-3.1-8b DIR` writes an ordinary checkpoint (config.json and safetensors) any engine can
+load; `build` makes the same model in memory on a device, in seconds. Speed does not depend on the weights' values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from ssd_ascend.architectures.registry import ARCHITECTURES
+from ssd_ascend.backends.base import Backend
+from ssd_ascend.config.model import ModelConfig, model_config_from_hf
+from ssd_ascend.distributed.collectives import SingleRank
+from ssd_ascend.layers.attention import attention_spec
+from ssd_ascend.layers.context import BuildContext
+from ssd_ascend.layers.slots import Slot, collect_slots, finish_loading
+from ssd_ascend.runtime.load import CacheSize, make_cache
+from ssd_ascend.runtime.model_runner import ModelRunner
+
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+_SHARD_BYTES = 4 << 30
+
+
+def _llama(hidden: int, layers: int, heads: int, kv_heads: int, inner: int, **more: Any) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": inner,
+        "vocab_size": 128256,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "rope_scaling": _LLAMA3_ROPE,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 128000,
+        "eos_token_id": 128001,
+    } | more
+
+
+def _qwen3(hidden: int, layers: int, heads: int, inner: int, **more: Any) -> dict[str, Any]:
+    return {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": inner,
+        "vocab_size": 151936,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
+    } | more
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-3.1-8b": _llama(4096, 32, 32, 8, 14336),
+    "llama-3.1-70b": _llama(8192, 80, 64, 8, 28672),
+    "llama-3.2-1b": _llama(2048, 16, 32, 8, 8192, head_dim=64, tie_word_embeddings=True),
+    "qwen3-0.6b": _qwen3(1024, 28, 16, 3072, tie_word_embeddings=True),
+    "qwen3-8b": _qwen3(4096, 36, 32, 12288),
+    "qwen3-32b": _qwen3(5120, 64, 64, 25600),
+}
+
+
+def shape(name: str, *, layers: int | None = None) -> dict[str, Any]:
+    """The config of a public model, cut to `layers` layers when given."""
+    config = dict(SHAPES[name])
+    if layers is not None:
+        config["num_hidden_layers"] = layers
+    return config
+
+
+def build(
+    data: dict[str, Any],
+    backend: Backend,
+    device: torch.device,
+    *,
+    size: CacheSize,
+    dtype: torch.dtype = torch.bfloat16,
+    block_size: int | None = None,
+    seed: int = 0,
+    capture_layers: tuple[int, ...] = (),
+) -> tuple[ModelRunner, ModelConfig]:
+    """A model of this config with random weights, ready to run on `device`."""
+    config = model_config_from_hf(data, where="synthetic")
+    block_size = block_size or backend.capabilities.block_sizes[0]
+    ranks = SingleRank()
+    attention = backend.attention(attention_spec(config, ranks, block_size=block_size, dtype=dtype), device)
+    ctx = BuildContext(dtype, device, backend.ops, attention, ranks)
+    family = ARCHITECTURES.get(config.family)
+    model = family(config, ctx, capture_layers=capture_layers, max_positions=size.max_model_len)
+    assert isinstance(model, torch.nn.Module)
+    generator = torch.Generator(device).manual_seed(seed)
+    for slot in collect_slots(model).values():
+        slot.load(_random(slot, generator, dtype))
+    finish_loading(model)
+    width = len(capture_layers) * config.hidden_size
+    kv = make_cache(backend, device, attention, config.num_layers, dtype, block_size, size, feature_width=width)
+    return ModelRunner(model, kv, attention, device), config
+
+
+def write(data: dict[str, Any], folder: Path, *, seed: int = 0) -> None:
+    """The same kind of model as a checkpoint in bfloat16: config.json, shards of 4 GB and their index."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = model_config_from_hf(data, where="synthetic")
+    cpu, ranks = torch.device("cpu"), SingleRank()
+    # building allocates no weights; only the names and shapes of the slots are wanted
+    ctx = BuildContext(torch.bfloat16, cpu, _Nothing(), _Nothing(), ranks)  # type: ignore[arg-type]
+    model = ARCHITECTURES.get(config.family)(config, ctx, max_positions=16)
+    assert isinstance(model, torch.nn.Module)
+    generator = torch.Generator().manual_seed(seed)
+    shards = list(_shards(list(collect_slots(model).values())))
+    index: dict[str, str] = {}
+    for number, slots in enumerate(shards, 1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        save_file({slot.name: _random(slot, generator, torch.bfloat16) for slot in slots}, folder / name)
+        index |= {slot.name: name for slot in slots}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}, indent=1))
+    (folder / "config.json").write_text(json.dumps(data, indent=1))
+
+
+class _Nothing:
+    """Stands where a model that never runs would have its device."""
+
+
+def _random(slot: Slot, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
+    """Norm weights of one; matrices whose outputs are about as large as their inputs, so that nothing overflows."""
+    device = generator.device
+    if len(slot.shape) == 1:
+        return torch.ones(slot.shape, dtype=dtype, device=device)
+    values = torch.empty(slot.shape, dtype=dtype, device=device)
+    return values.normal_(0.0, 1 / math.sqrt(slot.shape[-1]), generator=generator)
+
+
+def _shards(slots: list[Slot]) -> Iterator[list[Slot]]:
+    """Runs of slots of up to _SHARD_BYTES of bfloat16."""
+    size: Callable[[Slot], int] = lambda slot: 2 * math.prod(slot.shape)  # noqa: E731
+    shard: list[Slot] = []
+    held = 0
+    for slot in slots:
+        if shard and held + size(slot) > _SHARD_BYTES:
+            yield shard
+            shard, held = [], 0
+        shard.append(slot)
+        held += size(slot)
+    yield shard
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=sorted(SHAPES))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--layers", type=int, help="cut the model to this many layers")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    write(shape(arguments.name, layers=arguments.layers), arguments.folder, seed=arguments.seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""CUDA graphs behind `GraphCapture`: all graphs of a device share one memory pool, since only one replays at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+
+class CudaGraphs:
+    """Captures on a stream of its own; `torch.cuda.graph` keeps the garbage collector and other streams out."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def capture(self, fn: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Run `fn` once (kernels compile, lazy state settles), then record it."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            fn()
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            fn()
+        return graph

@@ -1,0 +1,142 @@
+"""x @ weight.T with the weights streamed once: the kernel behind every matrix, from one decode row to a long prefill.
+
+Each output element is one chain of tensor-core products over K in ascending order, whatever the tile: no split over K,
+no change of algorithm with the number of rows. Measured on Hopper (docs/performance.md): all tiles below give bitwise
+the same result, so a token's result depends neither on its neighbours nor on how it was batched.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from ssd_ascend.backends.cuda.kernels.launch import fetch_ahead, wait_for_previous
+
+_GROUP = 8
+"""Row tiles that share their weight tiles in the second-level cache, when there are many of both."""
+
+
+class Tile(NamedTuple):
+    """How the output is cut. `swap`: weights are the left operand of the tensor cores, which want 64 rows of it."""
+
+    rows: int
+    columns: int
+    depth: int
+    stages: int
+    warps: int
+    swap: bool = True
+
+
+def choose_tile(rows: int, columns: int, itemsize: int) -> Tile:
+    """The tile for [rows, K] @ [columns, K].T: a measured table (docs/performance.md). Bits do not depend on it."""
+    if itemsize > 2:
+        return Tile(16, 32, 32, 3, 4, swap=False) if rows <= 16 else Tile(64, 64, 32, 3, 4, swap=False)
+    narrow = columns <= 8192
+    if rows <= 16:
+        return Tile(16, 64, 128, 8, 4)
+    if rows <= 32:
+        return Tile(32, 64, 128, 8, 4) if narrow else Tile(32, 128, 64, 6, 4)
+    if rows <= 64:
+        return Tile(64, 32, 128, 6, 4, swap=False) if narrow else Tile(64, 128, 64, 6, 4)
+    if rows <= 128:
+        return Tile(128, 64, 64, 6, 4) if narrow else Tile(128, 128, 64, 4, 8)
+    return Tile(256, 128, 64, 4, 8)
+
+
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, overlap: bool, ahead: int = 0
+) -> torch.Tensor:
+    """x [T, K] (rows may be strided) @ weight [N, K].T + bias -> [T, N] in x.dtype."""
+    rows, depth = x.shape
+    columns = weight.shape[0]
+    out = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
+    if not rows:
+        return out
+    tile = choose_tile(rows, columns, x.element_size())
+    grid = (triton.cdiv(columns, tile.columns) * triton.cdiv(rows, tile.rows),)
+    _linear[grid](
+        x,
+        weight,
+        bias,
+        out,
+        rows,
+        columns,
+        x.stride(0),
+        K=depth,
+        BLOCK_M=tile.rows,
+        BLOCK_N=tile.columns,
+        BLOCK_K=tile.depth,
+        AHEAD=ahead if rows <= 64 and depth >= ahead else 0,
+        GROUP=_GROUP if rows > tile.rows else 1,
+        SWAP=tile.swap,
+        OVERLAP=overlap,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        launch_pdl=overlap,
+    )
+    return out
+
+
+@triton.jit
+def _linear(
+    x: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    rows: tl.tensor,
+    N: tl.tensor,
+    x_stride: tl.tensor,
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    AHEAD: tl.constexpr,
+    GROUP: tl.constexpr,
+    SWAP: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    """out [rows, N] = x [rows, K] @ weight [N, K].T + bias. AHEAD: columns of weight to fetch before x is there."""
+    pid = tl.program_id(0)
+    if GROUP == 1:
+        pid_n, pid_m = pid, 0
+    else:
+        wide = tl.cdiv(N, BLOCK_N) * GROUP
+        first_m = pid // wide * GROUP
+        height = min(tl.cdiv(rows, BLOCK_M) - first_m, GROUP)
+        pid_m = first_m + pid % wide % height
+        pid_n = pid % wide // height
+    n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    k = tl.arange(0, BLOCK_K)
+    inside = n < N
+    first = weight + tl.where(inside, n, 0).to(tl.int64)[:, None] * K
+    if AHEAD > 0:
+        fetch_ahead(first + tl.arange(0, AHEAD // 64)[None, :] * 64)
+    wait_for_previous(OVERLAP)
+    w_tile = first + k[None, :]
+    x_tile = x + m.to(tl.int64)[:, None] * x_stride + k[None, :]
+    here = (m < rows)[:, None]
+    if SWAP:
+        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    else:
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        if K % BLOCK_K == 0:
+            w = tl.load(w_tile + start)
+            a = tl.load(x_tile + start, mask=here, other=0.0)
+        else:
+            w = tl.load(w_tile + start, mask=(start + k < K)[None, :], other=0.0)
+            a = tl.load(x_tile + start, mask=here & (start + k < K)[None, :], other=0.0)
+        if SWAP:
+            acc = tl.dot(w, tl.trans(a), acc, input_precision="ieee")
+        else:
+            acc = tl.dot(a, tl.trans(w), acc, input_precision="ieee")
+    if SWAP:
+        acc = tl.trans(acc)
+    if bias is not None:
+        acc += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)[None, :]
+    target = out + m.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(target, acc.to(out.dtype.element_ty), mask=here & inside[None, :])

@@ -1,0 +1,51 @@
+"""`CudaOps`: the small operators on the GPU, each one Triton launch; `backends/cpu/ops.py` is the reference."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ssd_ascend.backends.base import Linear
+from ssd_ascend.backends.cuda.kernels import small
+from ssd_ascend.backends.cuda.kernels.linear import linear
+
+
+class CudaOps:
+    """`backends.base.Ops`. `overlap`: let each kernel start while its predecessor still runs (Hopper and newer)."""
+
+    def __init__(self, *, overlap: bool) -> None:
+        self._overlap = overlap
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """[T, in] -> [T, out]; a row's bits do not depend on T."""
+        weight = weight.contiguous()
+
+        def apply(x: torch.Tensor) -> torch.Tensor:
+            return linear(x, weight, bias, overlap=self._overlap)
+
+        return apply
+
+    def embedding(self, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of weight [V, H] for ids [T] -> [T, H]."""
+        return F.embedding(ids, weight)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
+        return small.rms_norm(x, None, weight, eps, overlap=self._overlap)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(rms_norm(s), s) for s = x + residual, rounded to x.dtype before it is normalised; s replaces residual."""
+        return small.rms_norm(x, residual, weight, eps, overlap=self._overlap), residual
+
+    def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, 2*I] -> silu(first half) * second half, [T, I]."""
+        return small.silu_and_mul(x, overlap=self._overlap)
+
+    def rotary(
+        self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotate the halves of the first rotary_dim of D in place; q: [T, Hq, D], k: [T, Hkv, D]."""
+        small.rotary(q, k, positions, cos_sin, overlap=self._overlap)
+        return q, k
