@@ -1,7 +1,7 @@
 """Lines for a worker that we start ourselves: `make_link` on our side, `connect` on the worker's.
 
 The default kind is a Unix socket pair. Measured, round trip of a greedy request and answer with packing and unpacking,
-two processes on 2 busy cores, median: unix 0.20 ms, tcp 0.21 ms, gloo 0.58 ms; with 2 MB of law 1.4, 1.9 and above 2 ms.
+two processes, 2 busy cores, median: unix 0.20 ms, tcp 0.21 ms, gloo 0.58 ms; with 2 MB of law 1.4, 1.9, above 2 ms.
 Nor can anybody else reach a socket pair, and no peer can bring us down through it (gloo: see there).
 """
 
