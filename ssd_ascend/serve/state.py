@@ -62,7 +62,7 @@ class ServerState:
         self, messages: Sequence[Message], *, add_generation_prompt: bool, variables: dict[str, Any] | None
     ) -> list[int]:
         """The ids of a conversation in the model's own format. `variables` reach the template."""
-        reserved = sorted({"messages", "tools", "add_generation_prompt"} & set(variables or ()))
+        reserved = sorted({"self", "messages", "tools", "add_generation_prompt"} & set(variables or ()))
         if reserved:
             raise RequestError(f"chat_template_kwargs may not set {reserved[0]}", param="chat_template_kwargs")
         turns = [_turn(message) for message in messages]

@@ -71,6 +71,7 @@ def _next_request_works(server: LiveServer) -> Any:
         (CHAT, {"tools": [{"type": "function"}]}, "tools"),
         (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
         (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        (CHAT, {"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
         (CHAT, {"messages": []}, "messages"),
         (CHAT, {"messages": "hi"}, "messages"),
         (CHAT, {"messages": None}, "messages"),

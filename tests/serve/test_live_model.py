@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -99,6 +100,20 @@ def test_chat_and_prefix_cache(client: openai.OpenAI) -> None:
     assert second.usage.completion_tokens <= 10
 
 
+def test_speculation_shows_in_the_usual_places(live: LiveServer, client: openai.OpenAI) -> None:
+    """Drafts of one request: accepted and rejected add up to what the engine counted; none without a speculator."""
+    live.wait_until_idle()
+    before = live.metric("ssd_drafted_tokens_total")
+    answer = client.completions.create(model=name_of(client), prompt=PROMPT, max_tokens=40, temperature=0)
+    live.wait_until_idle()
+    drafted = live.metric("ssd_drafted_tokens_total") - before
+    assert answer.usage is not None
+    details = answer.usage.completion_tokens_details
+    assert details is not None
+    assert (details.accepted_prediction_tokens or 0) + (details.rejected_prediction_tokens or 0) == drafted
+    assert (drafted > 0) == ("sd" in live.process.args)  # type: ignore[operator]
+
+
 def test_limits(live: LiveServer, client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="256") as refused:
         client.completions.create(model=name_of(client), prompt="b" * 250, max_tokens=10)
@@ -131,3 +146,15 @@ def test_dropped_streams_leave_no_block_in_use(live: LiveServer) -> None:
         for connection in connections:
             connection.close()
     live.wait_until_idle()
+
+
+def test_a_truncated_checkpoint_is_told_in_one_sentence(model: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(model, broken)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with LiveServer("--model", str(broken), "--device", "cpu", module="ssd_ascend.serve") as live:
+        assert live.wait() == 1
+    assert live.errors[-1].startswith("ssd_ascend.serve: ")
+    assert "model.safetensors" in live.errors[-1]
+    assert not any("Traceback" in line for line in live.errors)
