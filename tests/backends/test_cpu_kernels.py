@@ -179,6 +179,13 @@ def test_unusual_models_fall_back() -> None:
 
 
 @needs_kernels
+def test_linear_of_any_rank() -> None:
+    linear, x = CpuBackend().ops.linear(torch.randn(4, 8), None), torch.randn(2, 3, 8)
+    assert torch.equal(linear(x), linear(x.view(6, 8)).view(2, 3, 4))
+    assert torch.equal(linear(x[0, 0]), linear(x[0])[0])
+
+
+@needs_kernels
 def test_wrong_width_is_an_error_not_a_crash() -> None:
     linear = CpuBackend().ops.linear(torch.randn(4, 8), None)
     with pytest.raises(ValueError, match="8 inputs"):

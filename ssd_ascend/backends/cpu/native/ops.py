@@ -40,13 +40,14 @@ class PackedLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         inputs, outputs = self._size
-        if x.shape[-1] != inputs:
+        if x.dim() != 2:
+            return self(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], outputs)
+        rows, width = x.shape
+        if width != inputs:
             raise ValueError(f"a linear of {inputs} inputs was given {tuple(x.shape)}")
         x = x.contiguous()
-        out = x.new_empty((*x.shape[:-1], outputs))
-        self._function(
-            self._address, x.data_ptr(), out.data_ptr(), x.numel() // inputs, DTYPES[x.dtype], _threads()
-        )  # fmt: skip
+        out = torch.empty(rows, outputs, dtype=x.dtype)
+        self._function(self._address, x.data_ptr(), out.data_ptr(), rows, DTYPES[x.dtype], _threads())
         return out
 
 
@@ -73,7 +74,7 @@ class NativeOps(PlainOps):
                 inner, stride = x.shape[1], x.stride(0)
             else:
                 x = x.contiguous()
-        out = torch.empty(x.shape, dtype=x.dtype)
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
         self._library.rms_norm(
             x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // size, inner, stride, size, eps,
             DTYPES[x.dtype], _threads(),
