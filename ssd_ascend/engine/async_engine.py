@@ -19,6 +19,7 @@ from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.core.stats import EngineStats
 from ssd_ascend.engine.admission import admit
+from ssd_ascend.engine.answer_stream import AnswerStream
 from ssd_ascend.engine.identity import EngineInfo, EngineLimits
 from ssd_ascend.engine.messages import (
     HEADER,
@@ -60,43 +61,6 @@ class State(enum.StrEnum):
 
 class EngineUnavailableError(SsdError):
     """There is no engine to serve a request: it is starting, stopping or dead. The server answers 503."""
-
-
-class AnswerStream:
-    """The deltas of one user request, in order: `async for deltas in stream`, each a list of all that has come since.
-
-    A request of several prompts has n answers per prompt, numbered through: answer = prompt * n + index. Close it
-    (it is a context manager) and whatever still runs is aborted.
-    """
-
-    def __init__(self, num_answers: int, close: Callable[[AnswerStream], None]) -> None:
-        self._unfinished = num_answers
-        self._close = close
-        self._ready: list[AnswerDelta] = []
-        self._wake = asyncio.Event()
-
-    def __enter__(self) -> AnswerStream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close(self)
-
-    def __aiter__(self) -> AnswerStream:
-        return self
-
-    async def __anext__(self) -> list[AnswerDelta]:
-        if not self._ready and self._unfinished == 0:
-            raise StopAsyncIteration
-        await self._wake.wait()
-        self._wake.clear()
-        deltas, self._ready = self._ready, []
-        return deltas
-
-    def put(self, delta: AnswerDelta) -> None:
-        """The engine's side: one more delta."""
-        self._ready.append(delta)
-        self._unfinished -= delta.finish_reason is not None
-        self._wake.set()
 
 
 class AsyncEngine:
@@ -248,8 +212,10 @@ class AsyncEngine:
                 self._take(parse_report(await reader.readexactly(size)))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the other side has gone, which is what ends this loop
-        finally:
-            await self._bury()
+        except Exception as error:
+            log.exception("cannot go on with what the engine sent")
+            self.failure = f"the front end cannot go on with what the engine sent: {type(error).__name__}: {error}"
+        await self._bury()
 
     def _take(self, report: Report) -> None:
         match report:
@@ -266,7 +232,8 @@ class AsyncEngine:
                 self.progress = report
             case Ready(limits, info):
                 self.limits, self.info = limits, info
-                self._enter(State.READY)
+                if self.state is State.STARTING:  # or a signal came first
+                    self._enter(State.READY)
             case Failed(message):
                 self.failure = message
 

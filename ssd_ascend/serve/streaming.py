@@ -14,7 +14,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ssd_ascend.engine.async_engine import AnswerStream
+from ssd_ascend.engine.answer_stream import AnswerStream
 from ssd_ascend.engine.outputs import Answer, AnswerDelta, AnswerStats
 from ssd_ascend.serve.errors import error_body, error_response
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.serve.conftest import parrot_directory
 from tests.serve.live import PATIENCE_S, LiveServer, eventually
+from tests.unit.text_toys import byte_level_backend, write_directory
 
 SLOW: dict[str, Any] = {"prompt": "SLOW and steady ", "max_tokens": 200}
 
@@ -152,15 +153,21 @@ def test_no_such_model(tmp_path: Path, model: str) -> None:
         one_sentence(live, model or str(tmp_path))
 
 
-def test_api_key(parrot: Path) -> None:
-    with LiveServer("--model", str(parrot), "--api-key", "sesame") as live:
+def test_api_key_and_a_model_without_a_chat_template(tmp_path: Path) -> None:
+    model = write_directory(tmp_path / "plain", byte_level_backend(), eos_token="</s>")
+    with LiveServer("--model", str(model), "--api-key", "sesame") as live:
         live.wait_until_ready()
         body = {"prompt": "hi", "max_tokens": 2}
+        key = {"Authorization": "Bearer sesame"}
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic sesame"}):
             refused = live.post("/v1/completions", body, headers=headers)
             assert refused.status_code == 401
             assert refused.json()["error"]["code"] == "invalid_api_key"
-        assert live.post("/v1/completions", body, headers={"Authorization": "Bearer sesame"}).status_code == 200
+        assert live.post("/v1/completions", body, headers=key).status_code == 200
         assert live.get("/v1/models").status_code == 401
         assert live.get("/health").status_code == 200
         assert live.get("/metrics").status_code == 200
+        chat = live.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}, headers=key)
+        assert chat.status_code == 400
+        assert chat.json()["error"]["param"] == "messages"
+        assert "--chat-template" in chat.json()["error"]["message"]
