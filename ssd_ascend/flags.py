@@ -73,6 +73,7 @@ def _add_speculation_arguments(group: argparse._ArgumentGroup) -> None:
     _flag(group, "--draft-temperature", type=float, metavar="T", help="temperature of drafts (default: the request's)")
     _flag(group, "--draft-device", metavar="DEV", help="device of the drafter (default: the target's kind)")
     _flag(group, "--draft-dtype", choices=DTYPES, help="dtype of the drafter")
+    _flag(group, "--draft-threads", type=int, metavar="N", help="CPU threads of an ssd worker (default: half)")
     _flag(group, "--draft-rope", choices=("draft", "target", "auto"), help="whose rope an EAGLE-3 head uses")
     _flag(group, "--branch-lowering", choices=("auto", "tree_mask", "rows"), help="how branches are laid out")
     _flag(group, "--worker", choices=("process", "inprocess"), help="where an ssd drafter lives")

@@ -20,7 +20,7 @@ class SpeculationConfig:
     weights). `lookahead` is K, or "auto". `fan_out` is guesses per accepted length: one number for all, a list of
     K + 1, or "auto". `on_miss` is what an `ssd` row gets when the cache did not foresee its outcome. `cache_bias` is
     C of cache-aware sampling (Saguaro, arXiv 2603.03251 definition 14): 1 leaves the draft law alone.
-    `draft_temperature` None uses the request's. `worker` "process" gives the drafter a process of its own.
+    `draft_temperature` None uses the request's. `draft_threads` None gives the worker half of the target's CPU threads. `worker` "process" gives the drafter a process of its own.
     """
 
     speculator: str = "none"
@@ -33,6 +33,7 @@ class SpeculationConfig:
     draft_temperature: float | None = None
     draft_device: str | None = None
     draft_dtype: str = "auto"
+    draft_threads: int | None = None
     draft_rope: Literal["draft", "target", "auto"] = "draft"
     branch_lowering: Literal["auto", "tree_mask", "rows"] = "auto"
     worker: Literal["process", "inprocess"] = "process"

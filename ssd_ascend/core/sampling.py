@@ -39,7 +39,8 @@ class SamplingParams:
 
     `temperature` 0 is greedy. `top_k` 0 or -1 keeps every token. `max_tokens` None means "to the model's limit".
     `seed` None draws a fresh one per request. `logprobs` is the number of alternatives wanted per token (0: only the
-    chosen token's), None for none. Raises `RequestError` naming the field when a value is out of range.
+    chosen token's), None for none. `reproducible` is set for requests that bring a seed: drafts are then drawn so that
+    they cannot change the answer, at the price of some acceptance. Raises `RequestError` naming the field when a value is out of range.
     """
 
     temperature: float = 1.0
@@ -57,6 +58,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
+    reproducible: bool = False
     logprobs: int | None = None
     n: int = 1
 

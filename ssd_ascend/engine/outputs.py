@@ -204,7 +204,12 @@ class OutputProcessor:
             )
             checker = StopChecker(matcher, include_stop_str=sampling.include_stop_str_in_output) if matcher else None
             stream = TextStream(detokenizer, checker, min_tokens=sampling.min_tokens)
-            own = replace(sampling, n=1, seed=_signed(derive_seed(base_seed, index)))
+            own = replace(
+                sampling,
+                n=1,
+                seed=_signed(derive_seed(base_seed, index)),
+                reproducible=sampling.reproducible or sampling.seed is not None,
+            )
             self._open[seq_id] = _Open(request_id, index, own, len(prompt_token_ids), stream, now, now)
             requests.append(EngineRequest(id=seq_id, prompt_token_ids=list(prompt_token_ids), sampling=own))
         self._sequences[request_id] = {request.id for request in requests}

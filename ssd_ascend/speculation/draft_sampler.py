@@ -2,6 +2,10 @@
 
 That is: a temperature of their own, cache-aware sampling, a reduced vocabulary, and rounding to the dtype in which the
 law travels. The token is drawn from exactly the law that is handed on, so none of these can bias the verifier.
+
+Reproducible requests are drafted by coupling instead (Daliri, Musco, Suresh, arXiv 2408.07978): the draft token is drawn
+with the very number the target will draw its own token with, and counts as a point mass. The target's tokens are then its
+own whatever was drafted, so a seeded answer is the one plain decoding gives; the two still agree wherever their laws do.
 """
 
 from __future__ import annotations
@@ -59,10 +63,10 @@ class DraftSampler:
         self._counts.release(seq_ids)
 
     def has_law(self, seq: DraftSequence) -> bool:
-        """Whether this sequence's drafts are drawn (else they are arg-maxes, a point mass)."""
-        return (seq.sampling.temperature if self._temperature is None else self._temperature) > 0.0 and (
-            not seq.sampling.greedy
-        )
+        """Whether this sequence's drafts must be judged by the law they were drawn from (else they are point masses)."""
+        sampling = seq.sampling
+        temperature = sampling.temperature if self._temperature is None else self._temperature
+        return temperature > 0.0 and not sampling.greedy and not sampling.reproducible
 
     def context(self, seq: DraftSequence, offset: int, tail: torch.Tensor | None) -> RowContext:
         """The row that draws the token `offset` places after the next one of `seq`, past the drafts in `tail`."""
@@ -85,9 +89,11 @@ class DraftSampler:
             tokens = top_tokens(shape_logits(full, rows, self._counts))[0]
             return Drawn(tokens if full is not logits else self._target_ids(tokens), None)
         law = self._narrow(process_logits(full, rows, self._counts), logits)
-        law = cache_aware(law, self._cache_width, self._cache_bias).to(self._law_dtype)
-        numbers = row_uniforms(rows, Stream.DRAFT, law.device)
-        return Drawn(self._target_ids(draw(law.float(), numbers)), law)
+        coupled = [row.params.reproducible for row in rows]
+        if not all(coupled):
+            law = cache_aware(law, self._cache_width, self._cache_bias).to(self._law_dtype)
+        tokens = draw(law.float(), _numbers(rows, coupled, law.device))
+        return Drawn(self._target_ids(tokens), None if all(coupled) else law)
 
     def scores(self, logits: torch.Tensor, rows: Rows[RowContext]) -> torch.Tensor:
         """Log-weights of the next token over the target vocabulary [R, Vt], float32: what forks are chosen by."""
@@ -115,6 +121,16 @@ class DraftSampler:
 
     def _target_ids(self, tokens: torch.Tensor) -> torch.Tensor:
         return tokens if self.to_target is None else self.to_target.index_select(0, tokens)
+
+
+def _numbers(rows: Rows[RowContext], coupled: Rows[bool], device: torch.device) -> torch.Tensor:
+    """The number each row's token is drawn with: the target's own where the row is coupled to it, else the draft's."""
+    if not any(coupled):
+        return row_uniforms(rows, Stream.DRAFT, device)
+    own = row_uniforms(rows, Stream.RECOVER, device)
+    return own if all(coupled) else torch.where(
+        torch.tensor(coupled, device=device), own, row_uniforms(rows, Stream.DRAFT, device)
+    )
 
 
 def widen(logits: torch.Tensor, to_target: torch.Tensor | None, num_target_tokens: int) -> torch.Tensor:

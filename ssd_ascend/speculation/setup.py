@@ -134,18 +134,14 @@ class DraftSetup:
 class DrafterKind(NamedTuple):
     """What the registry holds for a drafter.
 
-    capture_layers: which target layers it conditions on, given its weights and the target's config; () for none.
+    capture_layers: which target layers it conditions on, () for none. Given its weights and the target's config, it also
+        refuses a pair that cannot work, before anything large is loaded.
     is_free: drafting costs next to nothing, so it is left out, row by row, where it does not pay.
     """
 
     build: Callable[[DraftSetup], Drafter]
     capture_layers: Callable[[Path | None, ModelConfig], tuple[int, ...]]
     is_free: bool
-
-
-def no_layers(path: Path | None, target: ModelConfig) -> tuple[int, ...]:
-    """`capture_layers` of drafters that look at tokens only."""
-    return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

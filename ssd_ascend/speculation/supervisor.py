@@ -137,10 +137,11 @@ class WorkerSupervisor:
 
     # -- for those who can wait ----------------------------------------------------------------------------------
 
-    def wait_ready(self, timeout_s: float) -> bool:
-        """Wait until a worker is in service; False when none came in time."""
+    def wait_ready(self, timeout_s: float, *, or_lost: bool = False) -> bool:
+        """Wait until a worker is in service; False when none came in time, or, with `or_lost`, when one was lost."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._current is not None, timeout_s)
+            self._changed.wait_for(lambda: self._current is not None or (or_lost and self._restarts > 0), timeout_s)
+            return self._current is not None
 
     def close(self) -> None:
         """Ask the worker to leave, end it if it does not, and start no more. May be called twice."""

@@ -1,35 +1,55 @@
-"""How a target gets its draft worker: built in this process, or supervised in a process of its own."""
+"""How a target gets its draft worker: built in this process, or supervised in a process of its own.
+
+`serve_worker` is where the worker's process starts.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import torch
+
+from ssd_ascend.backends.registry import load_backend
+from ssd_ascend.config.speculation import SpeculationConfig
+from ssd_ascend.errors import ConfigError
 from ssd_ascend.speculation.draft_worker import DraftWorker
 from ssd_ascend.speculation.fallback import FallbackPolicy
-from ssd_ascend.speculation.fan_out import FanOut, make_fan_out
-from ssd_ascend.speculation.setup import DrafterKind, DraftSetup, TargetSide
+from ssd_ascend.speculation.fan_out import make_fan_out
+from ssd_ascend.speculation.registry import DRAFTERS
+from ssd_ascend.speculation.setup import DrafterKind, DraftSetup, TargetFacts, TargetSide
+from ssd_ascend.speculation.supervisor import WorkerSupervisor
 from ssd_ascend.speculation.worker_client import Worker, WorkerLink
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.inprocess import InProcessTransport
 from ssd_ascend.transport.messages import PROTOCOL_VERSION, Hello
 
+_START_TIMEOUT_S = 300.0
+_ENTRY = f"{__name__}:serve_worker"
+
 
 def make_link(side: TargetSide) -> WorkerLink:
-    """The link that the configuration asks for."""
-    return InProcessLink(side)
+    """The link that the configuration asks for. Waits for a first worker; ConfigError when none comes up."""
+    if side.setup.config.worker == "inprocess":
+        return InProcessLink(side)
+    supervisor = WorkerSupervisor(_ENTRY, _to_json(side.setup), check_hello=_checks(side.setup))
+    if not supervisor.wait_ready(_START_TIMEOUT_S, or_lost=True):
+        reason = supervisor.reason or f"it took more than {_START_TIMEOUT_S:.0f} s"
+        supervisor.close()
+        raise ConfigError(f"the draft worker did not start: {reason}", remedy="its own message is above")
+    return supervisor
 
 
 def build_worker(kind: DrafterKind, setup: DraftSetup, transport: Transport) -> tuple[DraftWorker, Hello]:
     """A worker on this side of `transport`, and what it says of itself first."""
     config = setup.config
-    fan_out: FanOut = make_fan_out(config.fan_out, setup.lookahead)
+    fan_out = make_fan_out(config.fan_out, setup.lookahead)
     drafter = kind.build(replace(setup, width=fan_out.width))
     worker = DraftWorker(
-        drafter,
-        transport,
-        lookahead=setup.lookahead,
-        fan_out=fan_out,
-        fallback=FallbackPolicy(config.on_miss),
+        drafter, transport, lookahead=setup.lookahead, fan_out=fan_out, fallback=FallbackPolicy(config.on_miss)
     )
     hello = Hello(
         version=PROTOCOL_VERSION,
@@ -41,6 +61,63 @@ def build_worker(kind: DrafterKind, setup: DraftSetup, transport: Transport) -> 
         to_target=drafter.to_target,
     )
     return worker, hello
+
+
+# -- a process of its own ----------------------------------------------------------------------------------------------
+
+
+def serve_worker(transport: Transport, config: Mapping[str, Any]) -> None:
+    """Build the worker that `config` (of `_to_json`) describes, say hello, serve until the target leaves."""
+    torch.set_num_threads(config["threads"])
+    backend = load_backend(config["device"])
+    speculation = dict(config["speculation"])
+    if isinstance(speculation["fan_out"], list):
+        speculation["fan_out"] = tuple(speculation["fan_out"])
+    setup = DraftSetup(
+        backend=backend,
+        device=backend.device(config["device_index"]),
+        config=SpeculationConfig(**speculation),
+        target=TargetFacts(**config["target"]),
+        path=None if config["path"] is None else Path(config["path"]),
+        width=0,
+    )
+    worker, hello = build_worker(DRAFTERS.get(setup.config.drafter), setup, transport)
+    transport.send(hello)
+    worker.serve()
+
+
+def _to_json(setup: DraftSetup) -> dict[str, Any]:
+    """What `serve_worker` needs, as JSON can hold it."""
+    kind, _, index = (setup.config.draft_device or "").partition(":")
+    return {
+        "device": kind or setup.backend.name,
+        "device_index": int(index or 0),
+        "threads": setup.config.draft_threads or max(1, torch.get_num_threads() // 2),
+        "speculation": dataclasses.asdict(setup.config),
+        "target": dataclasses.asdict(setup.target),
+        "path": None if setup.path is None else str(setup.path),
+    }
+
+
+def _checks(setup: DraftSetup) -> Callable[[Hello], None]:
+    """A check of the worker's hello against what this side is; names both sides' values."""
+    expected = {
+        "version": PROTOCOL_VERSION,
+        "target_vocab": setup.target.vocab_size,
+        "feature_width": setup.target.feature_width,
+        "lookahead": setup.lookahead,
+        "drafter": setup.config.drafter,
+    }
+
+    def check(hello: Hello) -> None:
+        for name, own in expected.items():
+            if getattr(hello, name) != own:
+                raise ConfigError(f"the draft worker has {name} {getattr(hello, name)!r}, the target {own!r}")
+
+    return check
+
+
+# -- in this process -----------------------------------------------------------------------------------------------------
 
 
 class InProcessLink:

@@ -181,7 +181,8 @@ def _flag(r: FrameReader, what: str) -> int:
 
 def _put_sampling(w: FrameWriter, s: SamplingParams) -> None:
     w.floats += (s.temperature, s.top_p, s.min_p, s.presence_penalty, s.frequency_penalty, s.repetition_penalty)
-    w.words += (s.top_k, s.min_tokens, int(s.ignore_eos), int(s.include_stop_str_in_output), s.n)
+    w.words += (s.top_k, s.min_tokens)
+    w.words += (int(s.ignore_eos), int(s.include_stop_str_in_output), int(s.reproducible), s.n)
     for value in (s.seed, s.max_tokens, s.logprobs):
         _put_optional(w, value)
     w.ints(list(s.logit_bias))
@@ -197,6 +198,7 @@ def _get_sampling(r: FrameReader) -> SamplingParams:
     temperature, top_p, min_p, presence, frequency, repetition = r.take_floats(6)
     top_k, min_tokens = r.take(2)
     ignore_eos, include_stop = _flag(r, "ignore_eos"), _flag(r, "include_stop_str_in_output")
+    reproducible = _flag(r, "reproducible")
     (n,) = r.take(1)
     seed, max_tokens, logprobs = (_get_optional(r, what) for what in ("seed", "max_tokens", "logprobs"))
     biased = r.ints("logit_bias", 0, _MAX_ID)
@@ -221,6 +223,7 @@ def _get_sampling(r: FrameReader) -> SamplingParams:
             stop_token_ids=stop_token_ids,
             ignore_eos=bool(ignore_eos),
             include_stop_str_in_output=bool(include_stop),
+            reproducible=bool(reproducible),
             logprobs=logprobs,
             n=n,
         )

@@ -15,7 +15,7 @@ PACKAGE = "ssd_ascend"
 # From the top down. A module may import modules of its own or a lower floor, and no ring may form.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("cli", "__main__", "__init__", "generate", "chat", "doctor", "plan", "train", "speculate"),
-    ("flags",),
+    ("flags", "progress"),
     ("llm", "serve"),
     ("engine",),
     ("speculation", "training", "parity"),
@@ -42,7 +42,7 @@ DEVICE_WORDS_ALLOWED: Mapping[str, str] = {
 }
 DEVICE_WORDS_HOME = ("backends.registry", "backends.cuda", "backends.npu")
 # Who may look a backend up by name; everyone else is handed one.
-BACKEND_LOOKUP = ("engine.builder", "doctor", "speculation.draft_worker")
+BACKEND_LOOKUP = ("engine.builder", "doctor", "speculation.worker_link")
 
 MAX_LINES = 400
 LONG_FILES: Mapping[str, str] = {}

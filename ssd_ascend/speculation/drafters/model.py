@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
+from ssd_ascend.config.model import ModelConfig
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.speculation.base import Drafter, DraftSequence
 from ssd_ascend.speculation.drafters.paged import PagedDrafter
-from ssd_ascend.speculation.setup import DrafterKind, DraftSetup, no_layers
+from ssd_ascend.speculation.setup import DrafterKind, DraftSetup
+from ssd_ascend.weights.loader import read_config
 
 
 class TokenEntries:
@@ -22,15 +26,22 @@ class TokenEntries:
         return None
 
 
-def build(setup: DraftSetup) -> Drafter:
-    """Load the draft model. Raises `ConfigError` with both sizes when its vocabulary is not the target's."""
-    loaded, blocks = setup.load_model()
-    if loaded.config.vocab_size != setup.target.vocab_size:
+def capture_layers(path: Path | None, target: ModelConfig) -> tuple[int, ...]:
+    """None. Raises `ConfigError` with both sizes when the draft's vocabulary is not the target's."""
+    if path is None:
+        raise ConfigError("drafter 'model' needs a draft model", remedy="give --draft, or set SSD_DRAFT_MODEL")
+    draft = read_config(path)
+    if draft.vocab_size != target.vocab_size:
         raise ConfigError(
-            f"the draft model's vocabulary has {loaded.config.vocab_size} tokens and the target's "
-            f"{setup.target.vocab_size}",
+            f"the draft model's vocabulary has {draft.vocab_size} tokens and the target's {target.vocab_size}",
             remedy="choose a draft model of the target's own family",
         )
+    return ()
+
+
+def build(setup: DraftSetup) -> Drafter:
+    """Load the draft model."""
+    loaded, blocks = setup.load_model()
     return PagedDrafter(
         loaded.runner,
         blocks,
@@ -42,4 +53,4 @@ def build(setup: DraftSetup) -> Drafter:
     )
 
 
-KIND = DrafterKind(build, no_layers, is_free=False)
+KIND = DrafterKind(build, capture_layers, is_free=False)

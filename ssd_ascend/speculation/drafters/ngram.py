@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
+from pathlib import Path
 
 import torch
 
+from ssd_ascend.config.model import ModelConfig
 from ssd_ascend.speculation.base import Branch, Chain, Drafter, DraftSequence, Glue
 from ssd_ascend.speculation.ngram import NgramIndex
-from ssd_ascend.speculation.setup import DrafterKind, DraftSetup, no_layers
+from ssd_ascend.speculation.setup import DrafterKind, DraftSetup
 
 
 def build(setup: DraftSetup) -> Drafter:
@@ -64,4 +66,9 @@ class NgramDrafter:
         self._indexes.pop(seq.id, None)
 
 
-KIND = DrafterKind(build, no_layers, is_free=True)
+def capture_layers(path: Path | None, target: ModelConfig) -> tuple[int, ...]:
+    """None: it looks at tokens only, of any vocabulary."""
+    return ()
+
+
+KIND = DrafterKind(build, capture_layers, is_free=True)
