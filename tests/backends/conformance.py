@@ -127,7 +127,8 @@ def expected(case: Case) -> torch.Tensor:
         seen = torch.ones(n, kv_len).tril(kv_len - n).bool()
         if case.tree_mask is not None:
             seen = torch.ones(n, kv_len).bool()
-            seen[:, kv_len - n :] = case.tree_mask[start : start + n, :n]
+            covered = min(kv_len, case.tree_mask.shape[1])
+            seen[:, kv_len - covered :] = case.tree_mask[start : start + n, case.tree_mask.shape[1] - covered :]
         weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
         out.append(torch.einsum("hnl,lhd->nhd", weights, v).flatten(1))
         start += n
@@ -135,14 +136,15 @@ def expected(case: Case) -> torch.Tensor:
 
 
 def with_tree(case: Case, *, seed: int = 0) -> Case:
-    """The case with a random tree mask: every query sees itself and some of the queries before it."""
-    width = max(n for n, _ in case.rows)
+    """The case with a random tree mask over each row's last keys: every query sees itself and some of the others.
+
+    It reaches further back than the longest row of queries, and for a short row beyond its first key.
+    """
+    width = max(n for n, _ in case.rows) + 7
     g = torch.Generator().manual_seed(seed)
     mask = torch.rand(case.q.shape[0], width, generator=g) < 0.5
     start = 0
     for n, _ in case.rows:
-        window = mask[start : start + n]
-        window &= torch.ones(n, width).tril().bool()
-        window |= torch.eye(n, width).bool()
+        mask[start : start + n, width - n :] |= torch.eye(n).bool()
         start += n
     return replace(case, tree_mask=mask)

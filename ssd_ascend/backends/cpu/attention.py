@@ -73,7 +73,8 @@ def _visible(
         keys = torch.arange(kv_len, device=device)
         return keys <= torch.arange(prefix + first, prefix + last, device=device).unsqueeze(1)
     seen = torch.ones(last - first, kv_len, dtype=torch.bool, device=device)
-    seen[:, prefix:] = meta.tree_mask[start + first : start + last, :num_queries]
+    covered = min(kv_len, meta.tree_mask.shape[1])  # the mask's columns are the row's last keys
+    seen[:, kv_len - covered :] = meta.tree_mask[start + first : start + last, meta.tree_mask.shape[1] - covered :]
     return seen
 
 

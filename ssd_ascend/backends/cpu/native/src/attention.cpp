@@ -134,14 +134,15 @@ struct Scratch {
 };
 
 // Hide from query j of the row what it may not see of the chunk's keys first_key .. first_key + padded.
-SSD_INLINE void hide(float* scores, const Step& step, int64_t token, int64_t j, int64_t prefix, int64_t first_key,
-                     int64_t count, int64_t padded) {
+SSD_INLINE void hide(float* scores, const Step& step, int64_t token, int64_t j, int64_t prefix, int64_t kv_len,
+                     int64_t first_key, int64_t count, int64_t padded) {
     int64_t visible = std::min(count, std::max<int64_t>(0, prefix + j + 1 - first_key));
     if (step.tree_mask) {
         visible = count;
         const uint8_t* mask = step.tree_mask + token * step.mask_stride;
-        for (int64_t c = std::max<int64_t>(0, prefix - first_key); c < count; ++c)
-            if (!mask[first_key + c - prefix]) scores[c] = -kInfinity;
+        const int64_t origin = kv_len - step.mask_stride;  // the key of the mask's first column
+        for (int64_t c = std::max<int64_t>(0, origin - first_key); c < count; ++c)
+            if (!mask[first_key + c - origin]) scores[c] = -kInfinity;
     }
     std::fill(scores + visible, scores + padded, -kInfinity);
 }
@@ -185,7 +186,7 @@ void attend(const Step& step, const Shape& shape, const Layer<T>& layer, const U
             });
         for (int64_t r = 0; r < rows; ++r) {
             float* scores = &scratch.scores[r * kChunk];
-            hide(scores, step, token + r / group, unit.first + r / group, prefix, first_key, count, padded);
+            hide(scores, step, token + r / group, unit.first + r / group, prefix, kv_len, first_key, count, padded);
             scratch.decay[r] = soften(scores, padded, scratch.highest[r], scratch.denominator[r]);
         }
         for (int64_t r = 0; r < rows; r += 4)  // more would spill accumulators
