@@ -102,6 +102,15 @@ class Ops(Protocol):
 
 
 @runtime_checkable
+class GatedOps(Protocol):
+    """Operators that also activate, where a device does both in one launch."""
+
+    def gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """`Ops.linear` and then `Ops.silu_and_mul`: weight [2*I, in] prepared to map [T, in] to [T, I]."""
+        ...
+
+
+@runtime_checkable
 class AttentionBackend(Protocol):
     """Paged attention of one model on one device."""
 

@@ -23,7 +23,7 @@ from ssd_ascend.log import get_logger
 from ssd_ascend.runtime.load import CacheSize, LoadedModel, choose_block_size, choose_dtype, load_runner
 from ssd_ascend.speculation.base import Speculator
 from ssd_ascend.speculation.registry import DRAFTERS, SPECULATORS
-from ssd_ascend.speculation.setup import DraftSetup, DrafterKind, TargetFacts, TargetSide
+from ssd_ascend.speculation.setup import DrafterKind, DraftSetup, TargetFacts, TargetSide
 from ssd_ascend.speculation.verifier import Verifier
 from ssd_ascend.weights.loader import read_config
 
@@ -94,7 +94,7 @@ def _load_target(
         num_blocks=config.num_kv_blocks,
         gigabytes=config.kv_cache_gb,
     )
-    return load_runner(
+    loaded = load_runner(
         path,
         backend,
         device,
@@ -105,6 +105,10 @@ def _load_target(
         capture_layers=capture,
         progress=progress,
     )
+    if config.graphs:
+        lookahead = config.speculation.max_lookahead if config.speculation.enabled else 0
+        loaded.runner.capture_graphs(backend, max_rows=config.max_num_seqs, lookahead=lookahead, max_len=max_model_len)
+    return loaded
 
 
 def _target_side(

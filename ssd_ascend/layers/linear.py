@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,6 +16,9 @@ from ssd_ascend.layers.slots import Slot
 
 ALL = slice(None)
 
+Prepare = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+"""Makes a weight and a bias ready for the device: `Ops.linear`, or what else a layer computes from them."""
+
 
 def _unloaded(x: torch.Tensor) -> torch.Tensor:
     raise RuntimeError("this linear has no weights yet: load the model before its first forward")
@@ -28,8 +31,11 @@ class Assembly:
     loading a model never needs more than one layer's weights on top of the loaded ones.
     """
 
-    def __init__(self, ctx: BuildContext, out_features: int, in_features: int, *, bias: bool) -> None:
+    def __init__(
+        self, ctx: BuildContext, out_features: int, in_features: int, *, bias: bool, prepare: Prepare | None = None
+    ) -> None:
         self._ctx = ctx
+        self._prepare = prepare or ctx.ops.linear
         self._shape = (out_features, in_features)
         self._weight: torch.Tensor | None = None
         self._bias: torch.Tensor | None = None
@@ -66,7 +72,7 @@ class Assembly:
         self._missing_rows -= rows
         if self._missing_rows == 0:
             assert self._weight is not None
-            self.linear = self._ctx.ops.linear(self._weight, self._bias)
+            self.linear = self._prepare(self._weight, self._bias)
             self._weight = self._bias = None
 
 
@@ -85,12 +91,22 @@ class PackedLinear(nn.Module):
     `parts` is the mapping to the checkpoint: part `q_proj` of `self_attn.qkv_proj` is `self_attn.q_proj.weight`.
     """
 
-    def __init__(self, ctx: BuildContext, in_features: int, parts: Sequence[Part], *, bias: bool) -> None:
+    def __init__(
+        self,
+        ctx: BuildContext,
+        in_features: int,
+        parts: Sequence[Part],
+        *,
+        bias: bool,
+        prepare: Prepare | None = None,
+    ) -> None:
         super().__init__()
         self._in_features = in_features
         self._parts = tuple(parts)
         self._bias = bias
-        self._assembly = Assembly(ctx, sum(length(part.local) for part in parts), in_features, bias=bias)
+        self._assembly = Assembly(
+            ctx, sum(length(part.local) for part in parts), in_features, bias=bias, prepare=prepare
+        )
 
     def slots(self, path: str) -> Iterator[Slot]:
         """Weight, and bias if any, of every part; a part is named as a sibling of this layer."""

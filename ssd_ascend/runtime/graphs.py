@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Sequence as Rows
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from ssd_ascend.backends.base import AttentionBackend, Backend, Graph
 from ssd_ascend.core.attention import AttentionMetadata
 from ssd_ascend.core.batch import ForwardBatch, Mode, ModelOutput
 from ssd_ascend.log import get_logger
-from ssd_ascend.runtime.inputs import HostBatch
+from ssd_ascend.runtime.inputs import Row
 
 _log = get_logger(__name__)
 _ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
@@ -52,14 +52,14 @@ def make_buckets(max_rows: int, lookahead: int) -> list[Bucket]:
 class _Buffers:
     """One bucket's static inputs: a packed device buffer, views of it as a batch, and the host's side of it."""
 
-    def __init__(self, bucket: Bucket, width: int, max_len: int, device: torch.device) -> None:
+    def __init__(self, bucket: Bucket, block_size: int, max_len: int, device: torch.device) -> None:
         self.bucket = bucket
-        tokens, rows = bucket.tokens, bucket.rows
+        tokens, rows, width = bucket.tokens, bucket.rows, -(-max_len // block_size)
         shorts = (rows + 1) + rows + rows * width
         self._words = torch.zeros(3 * tokens + (shorts + 1) // 2, dtype=torch.int64, device=device)
         pinned = device.type != "cpu"
         hosts = [torch.zeros(self._words.shape, dtype=torch.int64, pin_memory=pinned) for _ in range(_STAGES)]
-        self._hosts = [(host, _Views.of(host.numpy(), tokens, rows, width)) for host in hosts]
+        self._hosts = [(host, _Views(host.numpy(), tokens, rows, width, block_size)) for host in hosts]
         self._sent = [torch.Event(device=device) if pinned else None for _ in range(_STAGES)]
         self._turn = 0
         short = self._words[3 * tokens :].view(torch.int32)
@@ -78,60 +78,73 @@ class _Buffers:
         )
         self._words[2 * tokens : 3 * tokens].fill_(-1)
 
-    def fill(self, host: HostBatch) -> ForwardBatch:
+    def fill(self, mode: Mode, rows: Rows[Row], lengths: list[int]) -> ForwardBatch:
         """Send a batch; the returned one has its host lengths and this bucket's (larger) device tensors."""
         self._turn = (self._turn + 1) % _STAGES
         staged, views = self._hosts[self._turn]
         event = self._sent[self._turn]
         if event is not None:
             event.synchronize()
-        views.write(host)
+        views.write(rows, lengths)
         self._words.copy_(staged, non_blocking=True)
         if event is not None:
             event.record()
-        meta = replace(
-            self.batch.attention, query_lens_host=host.query_lens.tolist(), kv_lens_host=host.kv_lens.tolist()
+        device = self.batch.attention
+        meta = AttentionMetadata(
+            query_lens_host=lengths,
+            kv_lens_host=[row.start + length for row, length in zip(rows, lengths, strict=True)],
+            query_start=device.query_start,
+            kv_lens=device.kv_lens,
+            block_table=device.block_table,
+            slot_mapping=device.slot_mapping,
         )
-        return replace(self.batch, mode=host.mode, attention=meta)
+        return ForwardBatch(mode, self.batch.input_ids, self.batch.positions, meta)
 
 
-@dataclass(frozen=True, slots=True)
 class _Views:
-    """A host buffer, piece by piece."""
+    """A host buffer, cut as the device's, and what its block table holds already."""
 
-    input_ids: np.ndarray
-    positions: np.ndarray
-    slots: np.ndarray
-    query_start: np.ndarray
-    kv_lens: np.ndarray
-    table: np.ndarray
-
-    @staticmethod
-    def of(words: np.ndarray, tokens: int, rows: int, width: int) -> _Views:
-        """Cut `words` as `_Buffers` does."""
+    def __init__(self, words: np.ndarray, tokens: int, rows: int, width: int, block_size: int) -> None:
         short = words[3 * tokens :].view(np.int32)
-        table = short[2 * rows + 1 : 2 * rows + 1 + rows * width].reshape(rows, width)
-        ids, positions, slots = words[: 3 * tokens].reshape(3, tokens)
-        return _Views(ids, positions, slots, short[: rows + 1], short[rows + 1 : 2 * rows + 1], table)
+        self.ids, self.positions, self.slots = words[: 3 * tokens].reshape(3, tokens)
+        self.query_start, self.kv_lens = short[: rows + 1], short[rows + 1 : 2 * rows + 1]
+        self.table = short[2 * rows + 1 : 2 * rows + 1 + rows * width].reshape(rows, width)
+        self._written: list[list[int]] = [[] for _ in range(rows)]
+        self._block_size = block_size
+        self._ramp = np.arange(max(tokens, rows) + 1)
 
-    def write(self, host: HostBatch) -> None:
+    def write(self, rows: Rows[Row], lengths: list[int]) -> None:
         """Fill in a batch. Stale numbers stay only where nothing reads them: ids and positions of padding."""
-        tokens, rows = len(host.token_ids), len(host.query_lens)
-        self.input_ids[:tokens] = host.token_ids
-        self.positions[:tokens] = host.positions
-        self.slots[:tokens] = host.slots
-        self.slots[tokens:] = -1
-        self.query_start[1 : rows + 1] = host.query_ends
-        self.query_start[rows + 1 :] = tokens
-        self.kv_lens[:rows] = host.kv_lens
-        self.kv_lens[rows:] = 0
-        self.table[:rows, : host.table.shape[1]] = host.table
+        count, total = len(rows), sum(lengths)
+        for i, row in enumerate(rows):
+            if row.block_table != self._written[i]:
+                self._written[i] = list(row.block_table)
+                self.table[i, : len(row.block_table)] = row.block_table
+        starts = np.array([row.start for row in rows])
+        per_row, token = lengths[0], self._ramp[:total]
+        first: np.ndarray
+        if lengths.count(per_row) == count:
+            owner, first = token // per_row, self._ramp[:count] * per_row
+        else:
+            first = np.cumsum(lengths) - lengths
+            owner = np.repeat(self._ramp[:count], lengths)
+        place = starts[owner] + token - first[owner]
+        self.ids[:total] = [token for row in rows for token in row.tokens]
+        self.positions[:total] = place
+        block, inside = np.divmod(place, self._block_size)
+        self.slots[:total] = self.table[owner, block].astype(np.int64) * self._block_size + inside
+        self.slots[total:] = -1
+        self.query_start[:count] = first
+        self.query_start[count:] = total
+        self.kv_lens[:count] = starts + lengths
+        self.kv_lens[count:] = 0
 
 
 class _Captured(NamedTuple):
     buffers: _Buffers
     graph: Graph
-    output: ModelOutput
+    outputs: list[ModelOutput]
+    """The one that the captured forward made."""
 
 
 class GraphRunner:
@@ -158,7 +171,7 @@ class GraphRunner:
         began, free = time.monotonic(), backend.memory(device).free
         failed: list[Bucket] = []
         for bucket in buckets:
-            buffers = _Buffers(bucket, -(-max_len // block_size), max_len, device)
+            buffers = _Buffers(bucket, block_size, max_len, device)
             outputs: list[ModelOutput] = []
 
             @torch.inference_mode()
@@ -171,7 +184,7 @@ class GraphRunner:
                 _log.warning("no graph for %d rows of %d tokens (%s): they run eagerly", *bucket[1:], _brief(error))
                 failed.append(bucket)
                 continue
-            self._captured.insert(0, _Captured(buffers, graph, outputs[0]))
+            self._captured.insert(0, _Captured(buffers, graph, outputs))
         self._captured.sort(key=lambda captured: captured.buffers.bucket.tokens)
         backend.synchronize(device)
         _log.info(
@@ -179,17 +192,19 @@ class GraphRunner:
             len(self._captured), time.monotonic() - began, (free - backend.memory(device).free) / 1e9, len(failed),
         )  # fmt: skip
 
-    def stage(self, host: HostBatch) -> ForwardBatch | None:
+    def stage(self, mode: Mode, rows: Rows[Row]) -> ForwardBatch | None:
         """Send a batch into the smallest bucket that holds it; None when none does."""
-        rows, longest = len(host.query_lens), int(host.query_lens.max(initial=0))
+        lengths = [len(row.tokens) for row in rows]
+        longest, blocks = max(lengths), max(len(row.block_table) for row in rows)
         for captured in self._captured:
-            bucket = captured.buffers.bucket
-            if bucket.mode is host.mode and bucket.rows >= rows and bucket.per_row >= longest:
-                if host.table.shape[1] > captured.buffers.batch.attention.block_table.shape[1]:
-                    return None
-                batch = captured.buffers.fill(host)
-                self._staged = (batch, captured)
-                return batch
+            bucket, table = captured.buffers.bucket, captured.buffers.batch.attention.block_table
+            if bucket.mode is not mode or bucket.rows < len(rows) or bucket.per_row < longest:
+                continue
+            if blocks > table.shape[1] or any(row.num_logits != n for row, n in zip(rows, lengths, strict=True)):
+                return None
+            batch = captured.buffers.fill(mode, rows, lengths)
+            self._staged = (batch, captured)
+            return batch
         return None
 
     def captured(self, batch: ForwardBatch) -> Graph | None:
@@ -203,7 +218,7 @@ class GraphRunner:
         captured, self._staged = self._staged[1], None
         self._attention.replan(batch.attention, captured.buffers.bucket.tokens)
         captured.graph.replay()
-        tokens, output = sum(batch.attention.query_lens_host), captured.output
+        tokens, output = sum(batch.attention.query_lens_host), captured.outputs[0]
         return ModelOutput(
             output.logits[:tokens],
             None if output.hidden is None else output.hidden[:tokens],

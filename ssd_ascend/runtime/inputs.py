@@ -29,24 +29,11 @@ class Row(NamedTuple):
     num_logits: int
 
 
-class HostBatch(NamedTuple):
-    """A batch before it goes to the device: int64 [T], int64 [B] and int32 arrays, every token with a logit row."""
-
-    mode: Mode
-    token_ids: np.ndarray
-    positions: np.ndarray
-    slots: np.ndarray
-    query_lens: np.ndarray
-    query_ends: np.ndarray
-    kv_lens: np.ndarray
-    table: np.ndarray
-
-
 class Staging(Protocol):
     """Buffers that are there already, those of a captured graph."""
 
-    def stage(self, host: HostBatch) -> ForwardBatch | None:
-        """The batch in those buffers, whose tensors may be longer than it; None when none fit."""
+    def stage(self, mode: Mode, rows: Rows[Row]) -> ForwardBatch | None:
+        """The rows in those buffers, whose tensors may be longer than the batch; None when none fit."""
         ...
 
 
@@ -67,6 +54,11 @@ def build_batch(
     `input_ids` [T] on the device replaces the rows' tokens (which then only say how many there are). `positions`
     overrides the rotary positions (T of them), for rows whose KV slots are not their places.
     """
+    extras = (hidden_states, input_ids, positions, tree_mask)
+    if staging is not None and all(extra is None for extra in extras):
+        staged = staging.stage(mode, rows)
+        if staged is not None:
+            return staged
     lengths = np.fromiter((len(row.tokens) for row in rows), np.int64, len(rows))
     starts = np.fromiter((row.start for row in rows), np.int64, len(rows))
     ends = np.cumsum(lengths)
@@ -81,10 +73,6 @@ def build_batch(
     logits_rows = _last_rows(ends, wanted)
     kv_lens = starts + lengths
     everywhere = len(logits_rows) == total
-    if staging is not None and everywhere and hidden_states is None and input_ids is None and tree_mask is None:
-        host = HostBatch(mode, token_ids, rotary, slots, lengths, ends, kv_lens, table)
-        if (staged := staging.stage(host)) is not None:
-            return staged
     long = torch.from_numpy(np.concatenate((token_ids, rotary, slots, logits_rows))).to(device, non_blocking=True)
     short_parts = (np.zeros(1, np.int32), ends.astype(np.int32), kv_lens.astype(np.int32), table.reshape(-1))
     short = torch.from_numpy(np.concatenate(short_parts)).to(device, non_blocking=True)

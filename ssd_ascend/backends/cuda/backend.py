@@ -83,7 +83,10 @@ class CudaBackend:
         # widest numbers first, so that every piece of the packed bytes is aligned for its own type
         order = sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size())
         flat = [tensors[i].reshape(-1).view(torch.uint8) for i in order]
-        packed = (flat[0] if len(flat) == 1 else torch.cat(flat)).cpu()
+        gathered = flat[0] if len(flat) == 1 else torch.cat(flat)
+        packed = torch.empty(gathered.shape, dtype=torch.uint8, pin_memory=True)
+        packed.copy_(gathered, non_blocking=True)
+        torch.cuda.current_stream().synchronize()
         arrived: list[torch.Tensor] = [packed] * len(tensors)
         for i, piece in zip(order, packed.split([part.numel() for part in flat]), strict=True):
             arrived[i] = piece.view(tensors[i].dtype).view(tensors[i].shape)

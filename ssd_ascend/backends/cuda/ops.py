@@ -9,19 +9,33 @@ from ssd_ascend.backends.base import Linear
 from ssd_ascend.backends.cuda.kernels import small
 from ssd_ascend.backends.cuda.kernels.linear import linear
 
+_AHEAD = 256
+"""Numbers of every weight row fetched while the kernel before still runs (measured: 128 to 512 help, more hurts)."""
+
 
 class CudaOps:
     """`backends.base.Ops`. `overlap`: let each kernel start while its predecessor still runs (Hopper and newer)."""
 
     def __init__(self, *, overlap: bool) -> None:
         self._overlap = overlap
+        self._ahead = _AHEAD if overlap else 0
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """[T, in] -> [T, out]; a row's bits do not depend on T."""
         weight = weight.contiguous()
 
         def apply(x: torch.Tensor) -> torch.Tensor:
-            return linear(x, weight, bias, overlap=self._overlap)
+            return linear(x, weight, bias, overlap=self._overlap, ahead=self._ahead)
+
+        return apply
+
+    def gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """silu(gate) * up of weight's first and second half of rows, in one launch; bits as of the two in turn."""
+        weight = _alternate(weight)
+        bias = None if bias is None else _alternate(bias)
+
+        def apply(x: torch.Tensor) -> torch.Tensor:
+            return linear(x, weight, bias, overlap=self._overlap, ahead=self._ahead, gated=True)
 
         return apply
 
@@ -49,3 +63,8 @@ class CudaOps:
         """Rotate the halves of the first rotary_dim of D in place; q: [T, Hq, D], k: [T, Hkv, D]."""
         small.rotary(q, k, positions, cos_sin, overlap=self._overlap)
         return q, k
+
+
+def _alternate(packed: torch.Tensor) -> torch.Tensor:
+    """Rows 0, 1, 2, ... of the first and of the second half in turn: a tile then holds gates beside their ups."""
+    return packed.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1).contiguous()

@@ -42,17 +42,28 @@ def choose_tile(rows: int, columns: int, itemsize: int) -> Tile:
     if rows <= 64:
         return Tile(64, 32, 128, 6, 4, swap=False) if narrow else Tile(64, 128, 64, 6, 4)
     if rows <= 128:
-        return Tile(128, 64, 64, 6, 4) if narrow else Tile(128, 128, 64, 4, 8)
-    return Tile(256, 128, 64, 4, 8)
+        return Tile(64, 64, 128, 5, 4) if narrow else Tile(128, 256, 64, 4, 8)
+    if rows <= 256 and columns <= 4096:
+        return Tile(128, 64, 64, 6, 4)
+    return Tile(128, 128, 64, 4, 8) if narrow and rows <= 512 else Tile(256, 128, 64, 4, 8)
 
 
 def linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, overlap: bool, ahead: int = 0
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    overlap: bool,
+    ahead: int = 0,
+    gated: bool = False,
 ) -> torch.Tensor:
-    """x [T, K] (rows may be strided) @ weight [N, K].T + bias -> [T, N] in x.dtype."""
+    """x [T, K] (rows may be strided) @ weight [N, K].T + bias -> [T, N] in x.dtype.
+
+    gated: rows of weight alternate between gate and up, and the result is silu(gate) * up, [T, N / 2].
+    """
     rows, depth = x.shape
     columns = weight.shape[0]
-    out = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
+    out = torch.empty((rows, columns // 2 if gated else columns), dtype=x.dtype, device=x.device)
     if not rows:
         return out
     tile = choose_tile(rows, columns, x.element_size())
@@ -72,6 +83,7 @@ def linear(
         AHEAD=ahead if rows <= 64 and depth >= ahead else 0,
         GROUP=_GROUP if rows > tile.rows else 1,
         SWAP=tile.swap,
+        GATED=gated,
         OVERLAP=overlap,
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -96,6 +108,7 @@ def _linear(
     AHEAD: tl.constexpr,
     GROUP: tl.constexpr,
     SWAP: tl.constexpr,
+    GATED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """out [rows, N] = x [rows, K] @ weight [N, K].T + bias. AHEAD: columns of weight to fetch before x is there."""
@@ -138,5 +151,13 @@ def _linear(
         acc = tl.trans(acc)
     if bias is not None:
         acc += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)[None, :]
-    target = out + m.to(tl.int64)[:, None] * N + n[None, :]
-    tl.store(target, acc.to(out.dtype.element_ty), mask=here & inside[None, :])
+    result = acc.to(out.dtype.element_ty)
+    if GATED:
+        pairs = tl.reshape(result, (BLOCK_M, BLOCK_N // 2, 2))
+        gate, up = tl.split(pairs)
+        gate = gate.to(tl.float32)
+        result = (gate / (1.0 + tl.exp(-gate)) * up.to(tl.float32)).to(out.dtype.element_ty)
+        n = pid_n * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+    width = N // 2 if GATED else N
+    target = out + m.to(tl.int64)[:, None] * width + n[None, :]
+    tl.store(target, result, mask=here & (n < width)[None, :])

@@ -216,8 +216,9 @@ def _store(
     head = tl.program_id(1)
     d = tl.arange(0, BLOCK)
     wait_for_previous(OVERLAP)
-    if Q_HEADS > 0:  # a compile-time choice: without queries there is no pointer to them
-        if head < Q_HEADS:  # noqa: SIM102
+    # two ifs: the first is a compile-time choice, since without queries there is no pointer to them
+    if Q_HEADS > 0:
+        if head < Q_HEADS:
             place = q + token * q_stride + head * q_head_stride
             turned = _turned(place, d, positions + token, cos_sin, WIDTH, HALF)
             tl.store(place + d, turned.to(q.dtype.element_ty), mask=d < 2 * HALF)

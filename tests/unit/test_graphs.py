@@ -1,0 +1,138 @@
+"""Captured steps without a device that captures: a graph here is the function itself, run again over its buffers.
+
+So padding, staging and bucket choice are tested on any machine; real graphs are tested in tests/backends.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from bench.synthetic import build
+from ssd_ascend.backends.base import Backend
+from ssd_ascend.backends.registry import load_backend
+from ssd_ascend.core.batch import Mode
+from ssd_ascend.runtime.graphs import Bucket, make_buckets
+from ssd_ascend.runtime.inputs import Row, build_batch
+from ssd_ascend.runtime.load import CacheSize
+from ssd_ascend.runtime.model_runner import ModelRunner
+
+SHAPE = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": 97,
+    "max_position_embeddings": 256,
+}
+BLOCK = 16
+
+
+class Again:
+    """A graph that runs its function; `failing` sizes cannot be captured."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self.replay = run
+
+
+class Captures:
+    """A CPU backend that claims to capture."""
+
+    def __init__(self, inner: Backend, failures: int = 0) -> None:
+        self._inner, self._failures = inner, failures
+        self.capabilities = replace(inner.capabilities, graphs=True)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def graphs(self, device: torch.device) -> Captures:
+        return self
+
+    def capture(self, run: Callable[[], None]) -> Again:
+        run()
+        if self._failures:
+            self._failures -= 1
+            raise RuntimeError("out of memory\nand a page of advice")
+        return Again(run)
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
+    monkeypatch.setenv("SSD_CPU_KERNELS", "0")
+    backend = load_backend("cpu")
+    size = CacheSize(max_model_len=128, max_num_seqs=8, num_blocks=80)
+    return build(SHAPE, backend, backend.device(0), size=size, dtype=torch.float32, block_size=BLOCK)[0]
+
+
+def random_rows(rng: random.Random, count: int, longest: int) -> list[Row]:
+    """Rows over their own blocks, somewhere in their sequences."""
+    order = rng.sample(range(80), 80)
+    rows = []
+    for i in range(count):
+        length, start = rng.randint(1, longest), rng.randint(0, 100)
+        rows.append(Row([rng.randrange(97) for _ in range(length)], start, order[8 * i : 8 * i + 8], length))
+    return rows
+
+
+def test_replayed_steps_answer_as_eager_ones(runner: ModelRunner) -> None:
+    backend = Captures(load_backend("cpu"))
+    runner.capture_graphs(backend, max_rows=6, lookahead=3, max_len=128)  # type: ignore[arg-type]
+    graphs, rng = runner.graphs, random.Random(0)
+    assert graphs is not None
+    for _ in range(40):
+        mode, longest = rng.choice([(Mode.DECODE, 1), (Mode.VERIFY, 4)])
+        rows = random_rows(rng, rng.randint(1, 6), longest)
+        kept = runner.kv.tensor.clone()
+        staged = build_batch(mode, rows, block_size=BLOCK, device=runner.device, staging=graphs)
+        assert graphs.captured(staged) is not None
+        replayed, cache = runner.forward(staged), runner.kv.tensor.clone()
+        runner.kv.tensor.copy_(kept)
+        eager = runner.forward(build_batch(mode, rows, block_size=BLOCK, device=runner.device))
+        torch.testing.assert_close(replayed.logits, eager.logits)
+        torch.testing.assert_close(cache, runner.kv.tensor)
+
+
+def test_what_fits_no_bucket_runs_eagerly(runner: ModelRunner) -> None:
+    backend = Captures(load_backend("cpu"))
+    runner.capture_graphs(backend, max_rows=3, lookahead=2, max_len=64)  # type: ignore[arg-type]
+    assert runner.graphs is not None
+    rng = random.Random(1)
+    too_many, too_long = random_rows(rng, 4, 1), [Row([1, 2, 3, 4], 0, [0, 1], 4)]
+    few_logits, deep = [Row([1, 2], 0, [0], 1)], [Row([1], 70, [0, 1, 2, 3, 4], 1)]
+    for mode, rows in [
+        (Mode.DECODE, too_many),
+        (Mode.VERIFY, too_long),
+        (Mode.VERIFY, few_logits),
+        (Mode.DECODE, deep),
+        (Mode.PREFILL, [Row([1], 0, [0], 1)]),
+    ]:
+        assert runner.graphs.stage(mode, rows) is None
+
+
+def test_sizes_that_cannot_be_captured_are_told_and_run_eagerly(
+    runner: ModelRunner, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = Captures(load_backend("cpu"), failures=1)
+    with caplog.at_level("WARNING"):
+        runner.capture_graphs(backend, max_rows=2, lookahead=0, max_len=64)  # type: ignore[arg-type]
+    assert runner.graphs is not None
+    assert runner.graphs.buckets == [Bucket(Mode.DECODE, 1, 1)]
+    (line,) = [record.getMessage() for record in caplog.records if "no graph for" in record.getMessage()]
+    assert "2 rows of 1 tokens (out of memory)" in line
+    assert "\n" not in line
+
+
+def test_buckets_cover_every_number_of_rows() -> None:
+    buckets = make_buckets(37, 5)
+    assert {bucket.mode for bucket in buckets} == {Mode.DECODE, Mode.VERIFY}
+    assert max(bucket.rows for bucket in buckets) == 37
+    assert [bucket.tokens for bucket in buckets] == sorted((bucket.tokens for bucket in buckets), reverse=True)
+    assert {bucket.per_row for bucket in buckets if bucket.mode is Mode.VERIFY} == {6}
+    assert all(bucket.mode is Mode.DECODE for bucket in make_buckets(4, 0))
