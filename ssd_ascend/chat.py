@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
+from ssd_ascend import env
 from ssd_ascend.errors import RequestError, SsdError
 from ssd_ascend.flags import add_engine_arguments, engine_config
 
@@ -181,6 +182,7 @@ def _write(text: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; errors are one sentence on standard error."""
+    env.let_threads_sleep()
     args = parser().parse_args(argv)
     try:
         return run(args)

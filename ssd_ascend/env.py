@@ -114,6 +114,15 @@ def cache_home() -> Path:
     return _path("XDG_CACHE_HOME") or Path.home() / ".cache"
 
 
+def let_threads_sleep() -> None:
+    """Make OpenMP threads sleep while they wait, here and in processes started later, unless the user chose otherwise.
+
+    Takes effect only before torch is imported, so every door calls it first. A target and a draft worker share cores,
+    and threads that spin for a core the other needs slow both down many times over.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
 def is_set(name: str) -> bool:
     """Whether a variable of `VARIABLES` has a value, without revealing it (secrets stay out of reports)."""
     return _text(name) is not None

@@ -1,4 +1,5 @@
-"""The flags every door shares, and how they become an `EngineConfig`: a flag beats the environment, which beats a preset.
+"""The flags every door shares, and how they become an `EngineConfig`: a flag beats the environment, which beats a
+preset.
 
 Torch-free, so that `--help` is instant.
 """
@@ -43,7 +44,9 @@ def _flag(group: argparse._ArgumentGroup, *names: str, **options: Any) -> None:
 def _add_model_arguments(group: argparse._ArgumentGroup) -> None:
     _flag(group, "--model", metavar="M", help="a directory, a .gguf file, a preset of models/, or a hub name")
     _flag(group, "--device", help="cpu, cuda or npu (default: SSD_DEVICE, else the best there is)")
-    _flag(group, "--dtype", choices=DTYPES, help="serving dtype (default: the model's own, as far as the device has it)")
+    _flag(
+        group, "--dtype", choices=DTYPES, help="serving dtype (default: the model's own, as far as the device has it)"
+    )
     _flag(group, "--tp", dest="tensor_parallel", type=int, metavar="N", help="tensor-parallel ranks of the target")
     _flag(group, "--chat-template", metavar="FILE", help="a Jinja file to use instead of the model's own template")
     _flag(group, "--served-model-name", metavar="NAME", help="the name clients use (default: the model's)")
@@ -84,7 +87,10 @@ _ENGINE_FIELDS = frozenset(EngineConfig.__dataclass_fields__) - {"speculation", 
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """The engine that parsed flags ask for. Raises `ConfigError` when no model is named or values cannot go together."""
+    """The engine that parsed flags ask for.
+
+    Raises `ConfigError` when no model is named or values cannot go together.
+    """
     given = vars(args)
     model = given.get("model") or env.target_model()
     if model is None:

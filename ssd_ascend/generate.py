@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ssd_ascend import env
 from ssd_ascend.errors import ConfigError, RequestError, SsdError
 from ssd_ascend.flags import add_engine_arguments, engine_config
 from ssd_ascend.progress import bar
@@ -116,6 +117,7 @@ def _print(answer: Answer, stats: dict[str, object], *, as_json: bool) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; errors are one sentence on standard error."""
+    env.let_threads_sleep()
     args = parser().parse_args(argv)
     try:
         return run(args)

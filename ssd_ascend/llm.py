@@ -1,9 +1,9 @@
 """The offline facade: prompts in, whole answers out, in this process.
 
-    from ssd_ascend import LLM, SamplingParams
-    with LLM("smollm2-135m") as llm:
-        for output in llm.generate(["The capital of France is"], SamplingParams(temperature=0, max_tokens=16)):
-            print(output.answers[0].text)
+from ssd_ascend import LLM, SamplingParams
+with LLM("smollm2-135m") as llm:
+    for output in llm.generate(["The capital of France is"], SamplingParams(temperature=0, max_tokens=16)):
+        print(output.answers[0].text)
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ class RequestOutput:
 
 
 class LLM:
-    """One engine and its tokenizer. Keyword arguments are those of `EngineConfig`. Use it in a `with` block, or `close`."""
+    """One engine and its tokenizer. Keyword arguments are those of `EngineConfig`.
+
+    Use it in a `with` block, or `close`.
+    """
 
     def __init__(
         self, model: str | EngineConfig, *, progress: Callable[[int, int], None] | None = None, **options: Any
@@ -132,8 +135,9 @@ class LLM:
     def _submit(
         self, item: Prompt | Sequence[Message], params: SamplingParams, outputs: dict[int, RequestOutput]
     ) -> None:
-        is_chat = not isinstance(item, str) and len(item) > 0 and isinstance(item[0], dict)
-        ids = self.tokenizer.chat.render(list(item), add_generation_prompt=True) if is_chat else self._encode(item)
+        messages = [part for part in item if isinstance(part, dict)]
+        is_chat = bool(messages)
+        ids = self.tokenizer.chat.render(messages, add_generation_prompt=True) if is_chat else self._encode(item)
         submission = self._outputs.add(ids, params, continuation=not is_chat)
         outputs[submission.request_id] = RequestOutput(ids, [Answer(i) for i in range(params.n)])
         for request in submission.requests:

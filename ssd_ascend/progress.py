@@ -21,7 +21,11 @@ def bar(title: str, *, unit: str = "") -> Iterator[Advance]:
     if not sys.stderr.isatty():
         yield _ignore
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}% {task.fields[unit]}"))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}% {task.fields[unit]}"),
+    )
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(title, total=None, unit=unit)
         yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -1,4 +1,7 @@
-"""How one engine runs: sizes, budgets and devices. Built from flags by the doors, read by `engine/builder.py`. Torch-free."""
+"""How one engine runs: sizes, budgets and devices. Built from flags by the doors, read by `engine/builder.py`.
+
+Torch-free.
+"""
 
 from __future__ import annotations
 

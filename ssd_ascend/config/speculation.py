@@ -17,10 +17,11 @@ class SpeculationConfig:
     """Which speculator and drafter, and how far and how wide they guess.
 
     `speculator` and `drafter` are registry keys. `draft` is whatever `--draft` accepts (None for drafters without
-    weights). `lookahead` is K, or "auto". `fan_out` is guesses per accepted length: one number for all, a list of
-    K + 1, or "auto". `on_miss` is what an `ssd` row gets when the cache did not foresee its outcome. `cache_bias` is
-    C of cache-aware sampling (Saguaro, arXiv 2603.03251 definition 14): 1 leaves the draft law alone.
-    `draft_temperature` None uses the request's. `draft_threads` None gives the worker half of the target's CPU threads. `worker` "process" gives the drafter a process of its own.
+    weights). `lookahead` is K, or "auto". `fan_out` is guesses per accepted length: one number for all, a list of K +
+    1, or "auto". `on_miss` is what an `ssd` row gets when the cache did not foresee its outcome. `cache_bias` is C of
+    cache-aware sampling (Saguaro, arXiv 2603.03251 definition 14): 1 leaves the draft law alone. `draft_temperature`
+    None uses the request's. `draft_threads` None gives the worker half of the target's CPU threads. `worker` "process"
+    gives the drafter a process of its own.
     """
 
     speculator: str = "none"
@@ -50,7 +51,9 @@ class SpeculationConfig:
         if self.draft_temperature is not None and not 0.0 <= self.draft_temperature <= 100.0:
             raise ConfigError(f"draft_temperature is {self.draft_temperature}", remedy="give 0 to 100")
         if self.worker_timeout_s <= 0.0:
-            raise ConfigError(f"worker_timeout_s is {self.worker_timeout_s}", remedy="give a positive number of seconds")
+            raise ConfigError(
+                f"worker_timeout_s is {self.worker_timeout_s}", remedy="give a positive number of seconds"
+            )
         self._check_fan_out()
 
     def _check_fan_out(self) -> None:

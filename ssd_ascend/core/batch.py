@@ -26,8 +26,8 @@ class Mode(enum.StrEnum):
 class ForwardBatch:
     """T packed tokens of B rows.
 
-    input_ids, positions: int64 [T]. hidden_states: None, or [T, H_in] features fed beside the token embedding (EAGLE-3).
-    logits_rows: None (a logit row for every token), or int64 [R]: the packed rows whose logits are wanted.
+    input_ids, positions: int64 [T]. hidden_states: None, or [T, H_in] features fed beside the token embedding
+    (EAGLE-3). logits_rows: None (a logit row for every token), or int64 [R]: the packed rows whose logits are wanted.
     """
 
     mode: Mode
@@ -47,8 +47,8 @@ class ForwardBatch:
 class ModelOutput:
     """What one forward gives back.
 
-    logits: float32 or the serving dtype [R, V]. hidden: the recyclable last hidden state of those R rows, pre-norm
-    [R, H], or None when the architecture gives none. features: captured hidden states of all T tokens, [T, n*H], or None.
+    logits: float32 or the serving dtype [R, V]. hidden: the recyclable last hidden state of those R rows, pre-norm [R,
+    H], or None when the architecture gives none. features: captured hidden states of all T tokens, [T, n*H], or None.
     """
 
     logits: torch.Tensor

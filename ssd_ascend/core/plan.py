@@ -1,4 +1,7 @@
-"""What the scheduler decided for one step. Values only; nobody but `Scheduler.commit` acts on a `Sequence`. Torch-free."""
+"""What the scheduler decided for one step. Values only; nobody but `Scheduler.commit` acts on a `Sequence`.
+
+Torch-free.
+"""
 
 from __future__ import annotations
 

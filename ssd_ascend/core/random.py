@@ -47,7 +47,7 @@ def uniforms(seeds: npt.ArrayLike, positions: npt.ArrayLike, stream: Stream) -> 
 
 
 def derive_seed(seed: int, index: int) -> int:
-    """The seed of the index-th of several answers to one request (index 0 keeps `seed`), as an unsigned 64-bit number."""
+    """The seed of the index-th answer to one request (index 0 keeps `seed`), as an unsigned 64-bit number."""
     if index == 0:
         return seed & _MASK
     with np.errstate(over="ignore"):

@@ -1,6 +1,7 @@
 """What goes into an engine and what comes out, as plain values that can cross a process boundary. Torch-free.
 
-An engine deals in tokens only; text (templates, detokenizing, stop strings) is the business of whoever holds the other end.
+An engine deals in tokens only; text (templates, detokenizing, stop strings) is the business of whoever holds the other
+end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What a request asks of the sampler: one frozen value, checked once, read by scheduler, sampler, verifier and drafters.
+"""What a request asks of the sampler: one frozen value, checked once, read by scheduler, sampler, verifier and
+drafters.
 
 Torch-free. The law that these numbers define over a row of logits lives in `runtime/sampler.py`, and only there.
 """
@@ -40,7 +41,8 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0 or -1 keeps every token. `max_tokens` None means "to the model's limit".
     `seed` None draws a fresh one per request. `logprobs` is the number of alternatives wanted per token (0: only the
     chosen token's), None for none. `reproducible` is set for requests that bring a seed: drafts are then drawn so that
-    they cannot change the answer, at the price of some acceptance. Raises `RequestError` naming the field when a value is out of range.
+    they cannot change the answer, at the price of some acceptance. Raises `RequestError` naming the field when a value
+    is out of range.
     """
 
     temperature: float = 1.0

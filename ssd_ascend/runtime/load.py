@@ -1,4 +1,7 @@
-"""From a path to a model that runs: dtype, KV cache, attention, weights. The builder calls it for targets, drafters for drafts."""
+"""From a path to a model that runs: dtype, KV cache, attention, weights.
+
+The builder calls it for targets, drafters for drafts.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ class LoadedModel:
 
 
 def choose_dtype(wanted: str, saved: str | None, capabilities: Capabilities) -> torch.dtype:
-    """The serving dtype: what was asked for, else the model's own where the device has it, else the device's favourite."""
+    """The serving dtype: what was asked for, else the model's own if the device has it, else the device's favourite."""
     if wanted != "auto":
         dtype = _DTYPES[wanted]
         if dtype not in capabilities.dtypes:

@@ -28,6 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None, *, engine_command: Sequence[str] | None = None) -> int:
     """Serve; returns the exit status. `engine_command` replaces the engine process, for tests."""
+    env.let_threads_sleep()
     args = build_parser().parse_args(argv)
     try:
         config = engine_config(args)

@@ -51,7 +51,8 @@ class Attach:
 class Update:
     """A known sequence after a step. It had `num_tokens_before` tokens; it gained new_tokens = accepted + recovery.
 
-    features: [len(new_tokens), F] of the positions num_tokens_before - 1, ... : the old last token and the accepted ones.
+    features: [len(new_tokens), F] of the positions num_tokens_before - 1, ... : the old last token and the accepted
+    ones.
     """
 
     outcome: VerificationOutcome

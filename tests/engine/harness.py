@@ -39,7 +39,9 @@ def write_pair(directory: Path, family: str, *, vocab: int = 24, noise: float = 
     write_checkpoint(directory / "target", config, tensors)
     generator = torch.Generator().manual_seed(7)
     off = {
-        name: tensor + noise * tensor.std() * torch.randn(tensor.shape, generator=generator) if tensor.dim() > 1 else tensor
+        name: tensor + noise * tensor.std() * torch.randn(tensor.shape, generator=generator)
+        if tensor.dim() > 1
+        else tensor
         for name, tensor in tensors.items()
     }
     write_checkpoint(directory / "model", config, off)

@@ -147,7 +147,7 @@ def test_preemption_loses_nothing(pair: Path, speculator: str, drafter: str) -> 
 
 @pytest.mark.parametrize(("speculator", "drafter"), COMBINATIONS)
 def test_prefix_hits_and_chunks(pair: Path, speculator: str, drafter: str) -> None:
-    """A shared prefix of three blocks, then prompts in chunks of a few tokens: cached or not, same tokens (B24, B25)."""
+    """A shared prefix of three blocks, then prompts in chunks of a few tokens: same tokens (B24, B25)."""
     shared = prompts_of([48])[0]
     prompts = [shared, [*shared, 5], [*shared, 6, 7], shared, shared[:32]]
     plain = run(pair, prompts, greedy(), prefix_cache=False)

@@ -95,10 +95,10 @@ def _total_variation(pair: Path, speculator: str, drafter: str, options: dict[st
     """Between the joint law of answers' tokens 3 and 4, which come from drafts, and the target's own by enumeration."""
     prompt, temperature, vocab = [3, 4, 3, 5, 4, 3, 4], 0.9, 6
     config = speculation(pair, speculator, drafter, **{"lookahead": 2, **options})
-    params = [SamplingParams(temperature=temperature, max_tokens=6, ignore_eos=True, seed=1000 + i) for i in range(count)]
-    result = run(
-        pair, [prompt] * count, params, config, max_num_seqs=250, max_batched_tokens=2500, num_kv_blocks=600
-    )
+    params = [
+        SamplingParams(temperature=temperature, max_tokens=6, ignore_eos=True, seed=1000 + i) for i in range(count)
+    ]
+    result = run(pair, [prompt] * count, params, config, max_num_seqs=250, max_batched_tokens=2500, num_kv_blocks=600)
     assert speculator == "none" or result.stats.speculation.drafted > 0
     observed = torch.zeros(vocab, vocab, dtype=torch.float64)
     for own in result.tokens:
