@@ -76,7 +76,7 @@ class DraftSequence:
     num_entries: int = 0
     """Entries of committed tokens in the drafter's cache."""
     drafted: torch.Tensor | None = None
-    """int64 [n]: tokens of the entries that follow, from the last drafting; valid as far as the target accepted them."""
+    """int64 [n]: tokens of the entries that follow, from the last drafting; valid as far as they were accepted."""
 
     @property
     def num_tokens(self) -> int:
@@ -119,8 +119,9 @@ def spread(chain: Chain, rows: Rows[int], num_rows: int) -> Chain:
 class Glue(NamedTuple):
     """The drafter's view of a speculation under verification: one row per number of accepted drafts.
 
-    scores: float32 [R, Vt] log-weights of the next token, target vocabulary, packed: sequence i owns num_rows[i] rows, for
-    0, 1, ... accepted drafts. hidden: [R, H] or None. num_rows: host; 0 for a sequence the drafter has no memory for.
+    scores: float32 [R, Vt] log-weights of the next token, target vocabulary, packed: sequence i owns num_rows[i] rows,
+    for 0, 1, ... accepted drafts. hidden: [R, H] or None. num_rows: host; 0 for a sequence the drafter has no memory
+    for.
     """
 
     scores: torch.Tensor
@@ -155,7 +156,10 @@ class Drafter(Protocol):
         ...
 
     def branch(self, branches: Rows[Branch], guesses: torch.Tensor, glue: Glue, sent: Rows[Rows[int]], k: int) -> Chain:
-        """Draft k tokens after each guess, int64 [len(branches)], as if it had come true. `sent[i]` is for branches[i]."""
+        """Draft k tokens after each guess, int64 [len(branches)], as if it had come true.
+
+        `sent[i]` is for branches[i].
+        """
         ...
 
     def release(self, seq: DraftSequence) -> None:

@@ -1,8 +1,8 @@
 """Two ways to lay branches out in a batch; they give the same logits, and a device picks the one it can do.
 
 `RowsLayout`: a branch is a row of its own, whose block table shares the trunk's full blocks (every device).
-`TreeMaskLayout`: all branches of a sequence are one row, told apart by a mask (where attention honours one): the trunk is
-then read once per sequence instead of once per branch.
+`TreeMaskLayout`: all branches of a sequence are one row, told apart by a mask (where attention honours one): the trunk
+is then read once per sequence instead of once per branch.
 """
 
 from __future__ import annotations
@@ -35,9 +35,18 @@ class RowsLayout:
     """Every branch is a row: the trunk's blocks shared, the partly filled last one copied, own blocks after it."""
 
     def __init__(
-        self, branches: Rows[Branch], trunk_ends: Rows[int], k: int, blocks: BlockManager, kv: KVCache, device: torch.device
+        self,
+        branches: Rows[Branch],
+        trunk_ends: Rows[int],
+        k: int,
+        blocks: BlockManager,
+        kv: KVCache,
+        device: torch.device,
     ) -> None:
-        """`trunk_ends[i]`: entries of the trunk that branch i sees. Raises `OutOfBlocksError` and holds nothing then."""
+        """`trunk_ends[i]`: entries of the trunk that branch i sees.
+
+        Raises `OutOfBlocksError` and holds nothing then.
+        """
         self._blocks = blocks
         self._device = device
         self._starts = list(trunk_ends)
@@ -64,7 +73,12 @@ class RowsLayout:
         """One token per row."""
         rows = [Row((0,), start + step, table, 1) for start, table in zip(self._starts, self._tables, strict=True)]
         return build_batch(
-            Mode.BRANCH, rows, block_size=self._blocks.block_size, device=self._device, hidden_states=hidden, input_ids=tokens
+            Mode.BRANCH,
+            rows,
+            block_size=self._blocks.block_size,
+            device=self._device,
+            hidden_states=hidden,
+            input_ids=tokens,
         )
 
     def close(self) -> None:

@@ -1,11 +1,13 @@
-"""The speculation cache: outcome -> the speculation prepared for it. Lives in the draft worker, one generation per round.
+"""The speculation cache: outcome -> the speculation prepared for it. Lives in the draft worker, one generation per
+round.
 
 Keys and tokens are on the host, so that a look-up is a dictionary access; laws and features stay where they were made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence as Rows
+from collections.abc import Iterable
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 import torch

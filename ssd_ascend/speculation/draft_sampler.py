@@ -3,9 +3,10 @@
 That is: a temperature of their own, cache-aware sampling, a reduced vocabulary, and rounding to the dtype in which the
 law travels. The token is drawn from exactly the law that is handed on, so none of these can bias the verifier.
 
-Reproducible requests are drafted by coupling instead (Daliri, Musco, Suresh, arXiv 2408.07978): the draft token is drawn
-with the very number the target will draw its own token with, and counts as a point mass. The target's tokens are then its
-own whatever was drafted, so a seeded answer is the one plain decoding gives; the two still agree wherever their laws do.
+Reproducible requests are drafted by coupling instead (Daliri, Musco, Suresh, arXiv 2408.07978): the draft token is
+drawn with the very number the target will draw its own token with, and counts as a point mass. The target's tokens are
+then its own whatever was drafted, so a seeded answer is the one plain decoding gives; the two still agree wherever
+their laws do.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class DraftSampler:
         self._counts.release(seq_ids)
 
     def has_law(self, seq: DraftSequence) -> bool:
-        """Whether this sequence's drafts must be judged by the law they were drawn from (else they are point masses)."""
+        """Whether this sequence's drafts are judged by the law they were drawn from (else they are point masses)."""
         sampling = seq.sampling
         temperature = sampling.temperature if self._temperature is None else self._temperature
         return temperature > 0.0 and not sampling.greedy and not sampling.reproducible
@@ -128,8 +129,10 @@ def _numbers(rows: Rows[RowContext], coupled: Rows[bool], device: torch.device) 
     if not any(coupled):
         return row_uniforms(rows, Stream.DRAFT, device)
     own = row_uniforms(rows, Stream.RECOVER, device)
-    return own if all(coupled) else torch.where(
-        torch.tensor(coupled, device=device), own, row_uniforms(rows, Stream.DRAFT, device)
+    return (
+        own
+        if all(coupled)
+        else torch.where(torch.tensor(coupled, device=device), own, row_uniforms(rows, Stream.DRAFT, device))
     )
 
 

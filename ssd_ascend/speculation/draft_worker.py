@@ -116,8 +116,7 @@ class DraftWorker:
             self._release([attach.seq_id])
             self._sequences[attach.seq_id] = seq = _sequence(attach)
             wanted.append((seq, None))
-        for update in request.updates:
-            wanted.append((self._update(update), update.outcome))
+        wanted += [(self._update(update), update.outcome) for update in request.updates]
         return wanted
 
     def _update(self, update: Update) -> DraftSequence:
@@ -171,7 +170,10 @@ class DraftWorker:
             self._fallback.saw_chain(depth, time.perf_counter() - start)
             return _replies(chain)
         if self._fallback.uses_ngram:
-            return [_Reply(Source.MISS, tokens) if tokens else _DECLINED for tokens in self._fallback.ngrams(seqs, self._lookahead)]
+            return [
+                _Reply(Source.MISS, tokens) if tokens else _DECLINED
+                for tokens in self._fallback.ngrams(seqs, self._lookahead)
+            ]
         return [_DECLINED] * len(seqs)
 
     def _foresee(self, seqs: Rows[DraftSequence], replies: Rows[_Reply]) -> None:
@@ -188,7 +190,11 @@ class DraftWorker:
             return
         sent_of = {seq.id: drafts for seq, drafts in zip(seqs, sent, strict=True)}
         chain = self._drafter.branch(
-            guesses.branches, guesses.tokens, glue, [sent_of[branch.seq.id] for branch in guesses.branches], self._lookahead
+            guesses.branches,
+            guesses.tokens,
+            glue,
+            [sent_of[branch.seq.id] for branch in guesses.branches],
+            self._lookahead,
         )
         guessed = guesses.tokens.tolist()
         outcomes = [

@@ -51,7 +51,9 @@ def make_fan_out(spec: FanOutSpec, lookahead: int) -> FanOut:
 
 def _exclude_sent(sent: Rows[Rows[int]], glue: Glue) -> None:
     """A draft that is rejected cannot come back as the recovery token: its mass there is max(0, p - q) = 0."""
-    rows, tokens, first = [], [], 0
+    rows: list[int] = []
+    tokens: list[int] = []
+    first = 0
     for drafts, num_rows in zip(sent, glue.num_rows, strict=True):
         count = min(len(drafts), num_rows)
         rows += range(first, first + count)
@@ -143,7 +145,8 @@ class AdaptiveFanOut:
             flat += [*drafts, 0][:num_rows]
         index = torch.tensor(flat, dtype=torch.int64).to(glue.scores.device, non_blocking=True)
         own = glue.scores.gather(1, index[:, None])[:, 0] - glue.scores.logsumexp(-1)
-        return own.exp().tolist()  # type: ignore[no-any-return]
+        confidences: list[float] = own.exp().tolist()
+        return confidences
 
     def _pick(self, confidences: Rows[float], chances: Rows[Rows[float]]) -> list[tuple[int, int]]:
         """(depth, rank) of the likeliest outcomes of one sequence, by depth."""
@@ -151,7 +154,9 @@ class AdaptiveFanOut:
         reach = 1.0
         for depth, row in enumerate(chances):
             stands = self._acceptance(confidences[depth]) if depth < len(confidences) else 0.0
-            outcomes += [(reach * (1.0 - stands) * chance, depth, rank) for rank, chance in enumerate(row) if chance > 0.0]
+            outcomes += [
+                (reach * (1.0 - stands) * chance, depth, rank) for rank, chance in enumerate(row) if chance > 0.0
+            ]
             reach *= stands
         outcomes.sort(key=lambda outcome: (-outcome[0], outcome[1], outcome[2]))
         return sorted((depth, rank) for _, depth, rank in outcomes[: self.width])

@@ -118,6 +118,6 @@ def _expected(acceptance: float, k: int) -> float:
 
 
 def _exploration(choices: Rows[int]) -> list[int]:
-    """The first steps, last one first: enough of each kind to know what drafting costs and what leaving it out costs."""
+    """The first steps, last one first: enough of each kind to know what drafting costs, and not drafting."""
     middle = choices[len(choices) // 2]
     return [choices[-1]] * 3 + [0] * 3 + [middle] * 4

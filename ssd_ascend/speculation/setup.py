@@ -101,9 +101,7 @@ class DraftSetup:
         if blocks is None:
             scratch = self.width * (self.lookahead // self.block_size + 2)
             blocks = self.target.kv_tokens // self.block_size + self.target.max_num_seqs * (scratch + 1) + 1
-        return CacheSize(
-            max_model_len=self.max_positions, max_num_seqs=self.target.max_num_seqs, num_blocks=blocks
-        )
+        return CacheSize(max_model_len=self.max_positions, max_num_seqs=self.target.max_num_seqs, num_blocks=blocks)
 
     def load_model(self) -> tuple[LoadedModel, BlockManager]:
         """Load an ordinary draft model with a cache of its own."""
@@ -134,7 +132,8 @@ class DraftSetup:
 class DrafterKind(NamedTuple):
     """What the registry holds for a drafter.
 
-    capture_layers: which target layers it conditions on, () for none. Given its weights and the target's config, it also
+    capture_layers: which target layers it conditions on, () for none. Given its weights and the target's config, it
+    also
         refuses a pair that cannot work, before anything large is loaded.
     is_free: drafting costs next to nothing, so it is left out, row by row, where it does not pay.
     """
@@ -146,7 +145,10 @@ class DrafterKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetSide:
-    """What a speculator is built from. `features` reads the target's captured hidden states, None when there are none."""
+    """What a speculator is built from.
+
+    `features` reads the target's captured hidden states, None when there are none.
+    """
 
     kind: DrafterKind
     setup: DraftSetup

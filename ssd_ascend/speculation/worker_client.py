@@ -1,7 +1,7 @@
 """The target's end of the line to a draft worker: requests go out, offers come in, and trouble costs speed only.
 
-A worker that is slow is waited for briefly, then polled; one that is silent, gone or talks nonsense is given up, and the
-link brings another. Used by the `ssd` speculator.
+A worker that is slow is waited for briefly, then polled; one that is silent, gone or talks nonsense is given up, and
+the link brings another. Used by the `ssd` speculator.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ class Asked(NamedTuple):
 class WorkerClient:
     """Talks to whatever worker is in service. Writes what only it can know into `stats`."""
 
-    def __init__(self, link: WorkerLink, stats: SpeculationStats, *, target_vocab: int, lookahead: int, silence_s: float) -> None:
+    def __init__(
+        self, link: WorkerLink, stats: SpeculationStats, *, target_vocab: int, lookahead: int, silence_s: float
+    ) -> None:
         self.attached: set[int] = set()
         """Sequences the worker in service knows."""
         self.stats = stats

@@ -117,11 +117,14 @@ def _checks(setup: DraftSetup) -> Callable[[Hello], None]:
     return check
 
 
-# -- in this process -----------------------------------------------------------------------------------------------------
+# -- in this process ---------------------------------------------------------------------------------------------------
 
 
 class InProcessLink:
-    """A worker in this very thread: it drafts while the target waits for the answer. For tests, and to measure against."""
+    """A worker in this very thread: it drafts while the target waits for the answer.
+
+    For tests, and to measure against.
+    """
 
     def __init__(self, side: TargetSide) -> None:
         target_end, worker_end = InProcessTransport.pair()

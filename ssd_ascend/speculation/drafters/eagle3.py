@@ -1,7 +1,7 @@
 """Drafter `eagle3`: a one-layer head that reads the target's features. An entry is a token with the feature before it.
 
-Entry i pairs token i + 1 with the target's feature of position i, so N tokens make N - 1 entries. Entries of drafts were
-made from the head's own features; once the drafts are accepted they are made again from the target's ("extend").
+Entry i pairs token i + 1 with the target's feature of position i, so N tokens make N - 1 entries. Entries of drafts
+were made from the head's own features; once the drafts are accepted they are made again from the target's ("extend").
 """
 
 from __future__ import annotations
@@ -64,9 +64,7 @@ def build(setup: DraftSetup) -> Drafter:
     head = load_eagle3(
         path, config, ctx, target=setup.target.path, max_positions=setup.max_positions, share=setup.share
     )
-    kv = make_cache(
-        setup.backend, setup.device, attention, 1, dtype, setup.block_size, setup.cache_size()
-    )
+    kv = make_cache(setup.backend, setup.device, attention, 1, dtype, setup.block_size, setup.cache_size())
     return PagedDrafter(
         ModelRunner(head, kv, attention, setup.device),
         BlockManager(kv.num_blocks, setup.block_size, prefix_cache=False),
@@ -80,7 +78,9 @@ def build(setup: DraftSetup) -> Drafter:
 
 def _reduced_vocabulary(head: Eagle3Head, target_vocab: int) -> torch.Tensor | None:
     """The map of draft ids to target ids, or None when it is the identity."""
-    is_identity = head.d2t.shape[0] == target_vocab and bool((head.d2t == torch.arange(target_vocab).to(head.d2t.device)).all())
+    is_identity = head.d2t.shape[0] == target_vocab and bool(
+        (head.d2t == torch.arange(target_vocab).to(head.d2t.device)).all()
+    )
     return None if is_identity else head.d2t
 
 

@@ -22,7 +22,7 @@ class NgramDrafter:
     """Looks up; never computes."""
 
     wants_features = False
-    to_target = None
+    to_target: torch.Tensor | None = None
 
     def __init__(self, *, num_target_tokens: int, device: torch.device) -> None:
         self._num_target_tokens = num_target_tokens

@@ -50,7 +50,10 @@ class _Feed(NamedTuple):
 
 
 class PagedDrafter:
-    """A `Drafter` over a `ModelRunner`. Sequences it cannot hold get no drafts; nothing ever fails for lack of memory."""
+    """A `Drafter` over a `ModelRunner`.
+
+    Sequences it cannot hold get no drafts; nothing ever fails for lack of memory.
+    """
 
     def __init__(
         self,
@@ -64,7 +67,10 @@ class PagedDrafter:
         tree_mask: bool,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`tree_mask` picks the branch layout. `should_stop` is asked between branch steps: a waiting request cuts them."""
+        """`tree_mask` picks the branch layout.
+
+        `should_stop` is asked between branch steps: a waiting request cuts them.
+        """
         self.runner = runner
         self.wants_features = entries.wants_features
         self.to_target = sampler.to_target
@@ -181,7 +187,9 @@ class PagedDrafter:
                 hidden = glue.hidden.index_select(0, picked)
             output = self.runner.forward(layout.batch(0, guesses, hidden))
             before = [
-                torch.cat((torch.tensor(sent[i][: b.depth], dtype=torch.int64, device=guesses.device), guesses[i : i + 1]))
+                torch.cat(
+                    (torch.tensor(sent[i][: b.depth], dtype=torch.int64, device=guesses.device), guesses[i : i + 1])
+                )
                 if b.seq.sampling.has_penalties
                 else None
                 for i, b in enumerate(branches)
@@ -228,9 +236,13 @@ class PagedDrafter:
         return seq.num_tokens - self._entries.shift
 
     def _reserve(self, seq: DraftSequence, num_drafts: int) -> bool:
-        """Room for all committed entries and `num_drafts` more; False when there is none, or the features are missing."""
+        """Room for all committed entries and `num_drafts` more; False without room, or without the features."""
         end = self._end(seq)
-        if end < 1 or end + num_drafts > self._max_positions or not self._blocks.can_grow(seq.block_table, end + num_drafts):
+        if (
+            end < 1
+            or end + num_drafts > self._max_positions
+            or not self._blocks.can_grow(seq.block_table, end + num_drafts)
+        ):
             return False
         self._blocks.grow(seq.block_table, end + num_drafts)
         self._settle(seq)

@@ -18,9 +18,7 @@ from ssd_ascend.speculation.setup import TargetSide
 def build(side: TargetSide) -> Speculator:
     """Loads the drafter into this process."""
     config = side.setup.config
-    controller = LookaheadController(
-        config.lookahead, max_lookahead=config.max_lookahead, may_stop=side.kind.is_free
-    )
+    controller = LookaheadController(config.lookahead, max_lookahead=config.max_lookahead, may_stop=side.kind.is_free)
     drafter = side.kind.build(side.setup)
     return SdSpeculator(drafter, controller, side.features, target_vocab=side.setup.target.vocab_size)
 
@@ -52,7 +50,9 @@ class SdSpeculator:
             return Speculation.declined(len(rows))
         seqs = [self._follow(row.seq) for row, limit in zip(rows, limits, strict=True) if limit]
         with trace.span("draft"):
-            chain = spread(self._drafter.chain(seqs, lookahead), [i for i, limit in enumerate(limits) if limit], len(rows))
+            chain = spread(
+                self._drafter.chain(seqs, lookahead), [i for i, limit in enumerate(limits) if limit], len(rows)
+            )
         num_tokens = [min(n, limit) for n, limit in zip(chain.num_tokens, limits, strict=True)]
         self.stats.wasted += sum(chain.num_tokens) - sum(num_tokens)
         self._drafted = {row.seq.id: n for row, n in zip(rows, num_tokens, strict=True)}

@@ -1,7 +1,8 @@
 """`ssd`: speculative speculative decoding. A worker drafts for every likely outcome while the target verifies.
 
-`observe` posts the outcomes as soon as they are known, before the scheduler commits; `propose` takes the answer, which on
-a cache hit lies there already. Whatever happens to the worker costs speed only: rows without an offer decode plainly.
+`observe` posts the outcomes as soon as they are known, before the scheduler commits; `propose` takes the answer, which
+on a cache hit lies there already. Whatever happens to the worker costs speed only: rows without an offer decode
+plainly.
 """
 
 from __future__ import annotations
