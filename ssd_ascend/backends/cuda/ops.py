@@ -9,8 +9,8 @@ from ssd_ascend.backends.base import Linear
 from ssd_ascend.backends.cuda.kernels import small
 from ssd_ascend.backends.cuda.kernels.linear import linear
 
-_AHEAD = 256
-"""Numbers of every weight row fetched while the kernel before still runs (measured: 128 to 512 help, more hurts)."""
+_AHEAD = 128
+"""Numbers of every weight row fetched while the kernel before still runs (measured: 128 and 256 help, 1024 hurts)."""
 
 
 class CudaOps:

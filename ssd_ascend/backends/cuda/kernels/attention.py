@@ -16,10 +16,11 @@ import triton.language as tl
 
 from ssd_ascend.backends.cuda.kernels.launch import wait_for_previous
 
-_UNROLL = tl.constexpr(8)
+_UNROLL = tl.constexpr(16)
+"""Tiles that `merge` has in flight."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_tokens"])
 def plan_work(
     query_start: tl.tensor,
     kv_lens: tl.tensor,
@@ -129,7 +130,7 @@ def _weigh(score: tl.tensor, values: tl.tensor, TILE: tl.constexpr) -> tuple[tl.
     return top, total, tl.dot(weight, values, input_precision="ieee")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_tiles", "tree_width", "table_stride"])
 def split(
     q: tl.tensor,
     kv: tl.tensor,
@@ -192,7 +193,7 @@ def split(
         tl.store(part_top + part * 2 + 1, total, mask=valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_tiles"])
 def merge(
     part_sum: tl.tensor,
     part_top: tl.tensor,
@@ -247,7 +248,7 @@ def merge(
             tl.store(target, tl.zeros((BLOCK_D,), out.dtype.element_ty), mask=d < WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def whole(
     q: tl.tensor,
     kv: tl.tensor,

@@ -92,7 +92,7 @@ def linear(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _linear(
     x: tl.tensor,
     weight: tl.tensor,
