@@ -92,7 +92,7 @@ class _Loop:
     def __init__(self, channel: EngineChannel, engine: StepEngine) -> None:
         self._channel = channel
         self._engine = engine
-        self._reported_s = -1.0
+        self._report_s = 0.0
         self._stopping = False
 
     def run(self, commands: Sequence[Command]) -> None:
@@ -105,16 +105,18 @@ class _Loop:
                 self._obey(command)
             if self._engine.has_work and not self._stopping:
                 deltas = self._engine.step()
+                # before the tokens, so that who has seen an answer end finds it counted
+                if any(delta.finish_reason for delta in deltas) or time.monotonic() >= self._report_s:
+                    self._report_stats()
                 if deltas:
                     self._channel.send(Stepped(deltas))
-                if time.monotonic() - self._reported_s >= _STATS_EVERY_S:
-                    self._report_stats()
 
     def _obey(self, command: Command) -> None:
         match command:
             case Submit(requests):
                 for request in requests:
                     self._submit(request)
+                self._report_s = 0.0  # with the next step
             case Abort(seq_ids):
                 self._engine.abort(seq_ids)
             case Shutdown():
@@ -129,7 +131,7 @@ class _Loop:
             self._channel.send(Rejected(request.id, str(error), error.param))
 
     def _report_stats(self) -> None:
-        self._reported_s = time.monotonic()
+        self._report_s = time.monotonic() + _STATS_EVERY_S
         self._channel.send(Stats(self._engine.stats(), self._engine.health()))
 
 

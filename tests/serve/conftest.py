@@ -31,6 +31,7 @@ def parrot(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(parrot: Path) -> Iterator[LiveServer]:
     with LiveServer("--model", str(parrot), "--served-model-name", "parrot") as live:
         yield live.wait_until_ready()
+        live.wait_until_idle()
         assert live.stop() == 0
 
 

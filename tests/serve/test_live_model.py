@@ -111,7 +111,8 @@ def test_speculation_shows_in_the_usual_places(live: LiveServer, client: openai.
     details = answer.usage.completion_tokens_details
     assert details is not None
     assert (details.accepted_prediction_tokens or 0) + (details.rejected_prediction_tokens or 0) == drafted
-    assert (drafted > 0) == ("sd" in live.process.args)  # type: ignore[operator]
+    # over all tests so far: a single answer may give n-grams nothing to guess from
+    assert (live.metric("ssd_drafted_tokens_total") > 0) == ("sd" in live.process.args)  # type: ignore[operator]
 
 
 def test_limits(live: LiveServer, client: openai.OpenAI) -> None:

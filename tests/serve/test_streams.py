@@ -69,6 +69,7 @@ def test_metrics_count_what_clients_saw(server: LiveServer) -> None:
     )
     before = [server.metric(name) for name in names]
     usage = server.post("/v1/completions", {"prompt": "xSLOW", "max_tokens": 50, "stop": "L"}).json()["usage"]
+    eventually(lambda: server.metric(names[3]) > before[3], "the engine's counters arrive")
     server.wait_until_idle()
     after = [server.metric(name) for name in names]
     tokens, prompts, drafted, lookups, first, others = (now - then for now, then in zip(after, before, strict=True))
