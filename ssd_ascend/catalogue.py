@@ -1,6 +1,7 @@
-"""Finds things by name: presets of `models/` and the weights behind whatever `--model` was given. Torch-free.
+"""Finds things by name: presets, topologies, and the weights behind whatever `--model` was given. Torch-free.
 
-A checkout reads `./models`, an installed wheel its own copy; the doors and the planner ask here and nowhere else.
+A checkout reads `./models` and `./topology`, an installed wheel its own copies; the doors and the planner ask here and
+nowhere else.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Literal
 
 from ssd_ascend import env
 from ssd_ascend.config.preset import Preset, Source, load_preset
+from ssd_ascend.config.topology import Topology, load_topology
 from ssd_ascend.errors import ConfigError, nearest, unknown_name
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -32,17 +34,27 @@ def names(kind: Literal["models", "topology"]) -> tuple[str, ...]:
 
 def preset_path(name_or_path: str) -> Path:
     """The file of a preset given by name or by path; ConfigError lists the known names."""
-    if name_or_path in names("models"):
-        return folder("models") / f"{name_or_path}.toml"
-    path = Path(name_or_path).expanduser()
-    if path.suffix == ".toml" and path.is_file():
-        return path
-    raise unknown_name("preset", name_or_path, names("models"))
+    return _entry("models", "preset", name_or_path)
 
 
 def find_preset(name_or_path: str) -> Preset:
     """Load a preset by name or by path; ConfigError when there is none or its file is wrong."""
     return load_preset(preset_path(name_or_path))
+
+
+def find_topology(name_or_path: str) -> Topology:
+    """Load a cluster of `topology/` by name or by path; ConfigError when there is none or its file is wrong."""
+    return load_topology(_entry("topology", "topology", name_or_path))
+
+
+def _entry(kind: Literal["models", "topology"], word: str, name_or_path: str) -> Path:
+    """The file of a catalogue's entry given by name or by path; ConfigError lists the known names."""
+    if name_or_path in names(kind):
+        return folder(kind) / f"{name_or_path}.toml"
+    path = Path(name_or_path).expanduser()
+    if path.suffix == ".toml" and path.is_file():
+        return path
+    raise unknown_name(word, name_or_path, names(kind))
 
 
 def is_preset(name_or_path: str) -> bool:

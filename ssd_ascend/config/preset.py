@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ssd_ascend.config.figures import Figure
 from ssd_ascend.config.speculation import SpeculationConfig
 from ssd_ascend.config.strict import load_toml
 from ssd_ascend.errors import ConfigError
@@ -83,12 +84,31 @@ class ModelPreset:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """How well a draft guesses its target, for planning only: the workload decides, and the engine reports the truth.
+
+    `acceptance` is the chance that one more draft token stands; `hit_rate` that the speculation cache foresaw an
+    outcome when decoding greedily, `hit_rate_sampled` at a temperature.
+    """
+
+    acceptance: Figure
+    hit_rate: Figure
+    hit_rate_sampled: Figure
+
+    def __post_init__(self) -> None:
+        for name in ("acceptance", "hit_rate", "hit_rate_sampled"):
+            if (value := getattr(self, name).value) > 1.0:
+                raise ConfigError(f"{name} is {value}", remedy="give a chance, 0 to 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
     """One file of `models/`: a target alone, or a target with its draft and how they are run together."""
 
     target: ModelPreset
     draft: ModelPreset | None = None
     speculation: SpeculationConfig | None = None
+    expected: Expected | None = None
     description: str = ""
 
     def __post_init__(self) -> None:

@@ -20,6 +20,14 @@ from ssd_ascend.errors import ConfigError, nearest
 T = TypeVar("T")
 
 
+class FieldError(ConfigError):
+    """What a dataclass's own check raises when one of its keys is at fault: the message then names that key's line."""
+
+    def __init__(self, message: str, *keys: str, remedy: str | None = None) -> None:
+        super().__init__(message, remedy=remedy)
+        self.keys = keys
+
+
 def load_toml(path: Path, schema: type[T]) -> T:
     """Read the TOML file `path` into the dataclass `schema`; ConfigError names file, line, key and reason."""
     try:
@@ -46,11 +54,12 @@ class _Place:
     text: str
     keys: tuple[str, ...] = ()
 
-    def at(self, key: str) -> _Place:
-        return dataclasses.replace(self, keys=(*self.keys, key))
+    def at(self, *keys: str) -> _Place:
+        return dataclasses.replace(self, keys=(*self.keys, *keys))
 
     def error(self, reason: str, *, remedy: str | None = None) -> ConfigError:
-        line = _line_of(self.text, self.keys)
+        enclosing = (self.keys[:depth] for depth in range(len(self.keys), 0, -1))  # an inline table has one line
+        line = next((line for keys in enclosing if (line := _line_of(self.text, keys))), None)
         place = f"{self.where}:{line}" if line else self.where
         key = ".".join(self.keys)
         return ConfigError(f"{place}: {key}: {reason}" if key else f"{place}: {reason}", remedy=remedy)
@@ -92,7 +101,8 @@ def _build(data: Any, schema: Any, place: _Place) -> Any:
     try:
         return schema(**values)
     except ConfigError as error:
-        raise place.error(error.message, remedy=error.remedy) from error
+        keys = error.keys if isinstance(error, FieldError) else ()
+        raise place.at(*keys).error(error.message, remedy=error.remedy) from error
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:
