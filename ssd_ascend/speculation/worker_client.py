@@ -17,12 +17,16 @@ from ssd_ascend.core.sequence import Sequence
 from ssd_ascend.core.speculation import Source
 from ssd_ascend.core.stats import SpeculationStats
 from ssd_ascend.errors import TransportError
+from ssd_ascend.speculation.recent import Recent
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.messages import Answer, Attach, Hello, Request, Update, WorkerStats
 
 _SOURCES = frozenset(int(source) for source in Source)
-_PATIENCE_S = 1.0
-"""How long a step waits for a late answer before it goes on without; from then on late answers are only polled for."""
+_PATIENCE_MOST_S = 1.0
+_PATIENCE_LEAST_S = 0.05
+_PATIENCE_FACTOR = 4.0
+"""A step waits this many times as long as answers usually take, then goes on without: a worker that reads somebody's
+long prompt must not hold up everybody else. Until an answer came back, the next one is only polled for."""
 
 
 class Worker(NamedTuple):
@@ -96,7 +100,11 @@ class WorkerClient:
         self._number = 0
         self._answered = 0
         self._is_late = False
+        """The answer was waited for in vain; so it is polled for, until the worker is heard of again."""
         self._last_heard_s = 0.0
+        self._posted_s: dict[int, float] = {}
+        """When the requests went out that are not answered yet."""
+        self._usual_s = Recent()
         self._stale = 0
         self._now = WorkerStats()
         self._before = WorkerStats()
@@ -129,6 +137,7 @@ class WorkerClient:
         released, self._released = self._released, []
         self._number += 1
         self._asked = asked
+        self._posted_s[self._number] = time.monotonic()
         try:
             self._worker.transport.send(
                 Request(number=self._number, released=released, attaches=attaches, updates=updates)
@@ -139,13 +148,13 @@ class WorkerClient:
         self.attached.update(attach.seq_id for attach in attaches)
 
     def collect(self) -> None:
-        """Take the answer to the last request; late ones are waited for once, then polled for."""
+        """Take the answer to the last request, waiting a little where that is worth it."""
         if self._worker is None or self._answered == self._number:
             return
         start = time.perf_counter()
         try:
             while self._answered < self._number:
-                message = self._worker.transport.recv(0.0 if self._is_late else _PATIENCE_S)
+                message = self._worker.transport.recv(0.0 if self._is_late else self._patience_s)
                 if message is None:
                     self._note_silence()
                     break
@@ -153,6 +162,15 @@ class WorkerClient:
         except TransportError as error:
             self._lose(str(error))
         self.stats.target_wait_s += time.perf_counter() - start
+
+    @property
+    def _patience_s(self) -> float:
+        """What is left of the time that an answer to the last request may take."""
+        usual_s = self._usual_s.typical
+        if usual_s is None:
+            return _PATIENCE_MOST_S
+        patience_s = min(_PATIENCE_MOST_S, max(_PATIENCE_LEAST_S, _PATIENCE_FACTOR * usual_s))
+        return max(0.0, self._posted_s[self._number] + patience_s - time.monotonic())
 
     def take(self, seq: Sequence) -> Offer | None:
         """The offer for `seq` as it stands now, if there is one."""
@@ -182,10 +200,13 @@ class WorkerClient:
             raise TransportError(f"the worker sent a {type(message).__name__} where an answer was due")
         self._check(message)
         self._answered = message.number
-        self._is_late = message.number < self._number
         self._last_heard_s = time.monotonic()
+        self._is_late = False  # it is awake, so the answer that is due deserves a wait
+        self._usual_s.add(self._last_heard_s - self._posted_s[message.number])
+        for number in [number for number in self._posted_s if number <= message.number]:
+            del self._posted_s[number]
         self._count(message)
-        if self._is_late:  # every sequence has moved on
+        if message.number < self._number:  # every sequence has moved on
             self._stale += sum(message.num_tokens)
             return
         law_row = 0
@@ -210,6 +231,7 @@ class WorkerClient:
         drafts = answer.tokens
         fits = (
             self._answered < answer.number <= self._number
+            and len(answer.sources) == len(answer.num_tokens) == len(answer.has_law) == rows
             and drafts.shape == (rows, self._lookahead)
             and all(0 <= n <= self._lookahead for n in answer.num_tokens)
             and all(source in _SOURCES for source in answer.sources)
@@ -242,6 +264,8 @@ class WorkerClient:
         self.attached.clear()
         self._released.clear()
         self._offers.clear()
+        self._posted_s.clear()
+        self._usual_s = Recent()
         self._answered = self._number
         self._is_late = False
         self._before = _sum(self._before, self._now)
