@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -155,10 +156,19 @@ class Drafter(Protocol):
         """Run over what is committed and the drafts now under verification: `sent[i]` with their features hidden[i]."""
         ...
 
-    def branch(self, branches: Rows[Branch], guesses: torch.Tensor, glue: Glue, sent: Rows[Rows[int]], k: int) -> Chain:
+    def branch(
+        self,
+        branches: Rows[Branch],
+        guesses: torch.Tensor,
+        glue: Glue,
+        sent: Rows[Rows[int]],
+        k: int,
+        should_stop: Callable[[], bool],
+    ) -> Chain:
         """Draft k tokens after each guess, int64 [len(branches)], as if it had come true.
 
-        `sent[i]` is for branches[i].
+        `sent[i]` is for branches[i]. `should_stop` is asked between steps; once it says so, the chain is handed over as
+        long as it is (one token at least).
         """
         ...
 

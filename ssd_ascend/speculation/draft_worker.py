@@ -16,6 +16,7 @@ from ssd_ascend import trace
 from ssd_ascend.core.speculation import Source, VerificationOutcome
 from ssd_ascend.errors import TransportError
 from ssd_ascend.speculation.base import Chain, Drafter, DraftSequence
+from ssd_ascend.speculation.branch_depth import BranchDepth, FixedDepth
 from ssd_ascend.speculation.cache import CachedSpeculation, SpeculationCache
 from ssd_ascend.speculation.fallback import FallbackPolicy
 from ssd_ascend.speculation.fan_out import FanOut
@@ -40,21 +41,33 @@ class DraftWorker:
     """Serves one target. Holds nothing that a request cannot rebuild, so it may be killed at any time."""
 
     def __init__(
-        self, drafter: Drafter, transport: Transport, *, lookahead: int, fan_out: FanOut, fallback: FallbackPolicy
+        self,
+        drafter: Drafter,
+        transport: Transport,
+        *,
+        lookahead: int,
+        fan_out: FanOut,
+        fallback: FallbackPolicy,
+        depth: BranchDepth | None = None,
     ) -> None:
+        """lookahead: the most drafts of an answer. depth: how many a branch gets, all of them when None."""
         self._drafter = drafter
         self._transport = transport
         self._lookahead = lookahead
         self._fan_out = fan_out
         self._fallback = fallback
+        self._depth = FixedDepth(lookahead) if depth is None else depth
         self._cache = SpeculationCache()
         self._sequences: dict[int, DraftSequence] = {}
+        self._offered: dict[int, int] = {}
+        """Drafts under verification, by sequence."""
         self._next: Message | None = None
         self._rounds = 0
         self._cached_drafts = 0
         self._used_drafts = 0
         self._idle_s = 0.0
         self._answered_s: float | None = None
+        """When the last answer went out, until the next request is there."""
 
     # -- loops -------------------------------------------------------------------------------------------------------
 
@@ -80,27 +93,36 @@ class DraftWorker:
     def request_waits(self) -> bool:
         """True when the next request is there already: branches still being drafted are then cut short."""
         if self._next is None:
-            self._next = self._transport.recv(0.0)
+            self._next = self._receive(0.0)
         return self._next is not None
 
     def _take(self, timeout_s: float | None) -> Message | None:
         message, self._next = self._next, None
-        return self._transport.recv(timeout_s) if message is None else message
+        return self._receive(timeout_s) if message is None else message
+
+    def _receive(self, timeout_s: float | None) -> Message | None:
+        """What comes next. A request that follows an answer ends the time the target verified in."""
+        message = self._transport.recv(timeout_s)
+        if isinstance(message, Request) and self._answered_s is not None:
+            window_s, self._answered_s = time.perf_counter() - self._answered_s, None
+            self._fallback.saw_verification(window_s)
+            self._depth.saw_window(window_s)
+        return message
 
     @torch.inference_mode()
     def _handle(self, message: Message) -> None:
         if not isinstance(message, Request):
             raise TransportError(f"the target sent a {type(message).__name__} where a request was due")
-        if self._answered_s is not None:
-            self._fallback.saw_verification(time.perf_counter() - self._answered_s)
         with trace.span("worker.apply"):
             wanted = self._apply(message)
         if self.request_waits():  # the target has moved on; only its latest outcomes are worth an answer
+            self._cache.drop([seq.id for seq, _ in wanted])  # what was foreseen is of a step that is over
             self._transport.send(self._pack(message.number, [], []))
             return
         with trace.span("worker.answer"):
             replies = self._answer(wanted)
             self._transport.send(self._pack(message.number, [seq for seq, _ in wanted], replies))
+        self._offered.update({seq.id: len(reply.tokens) for (seq, _), reply in zip(wanted, replies, strict=True)})
         self._answered_s = time.perf_counter()
         self._rounds += 1
         with trace.span("worker.foresee"):
@@ -130,7 +152,7 @@ class DraftWorker:
         if update.features is not None:
             seq.features = update.features if seq.features is None else torch.cat((seq.features, update.features))
         self._fan_out.learn(seq.id, update.outcome.num_accepted)
-        self._fallback.saw_outcome(update.outcome.num_accepted)
+        self._fallback.saw_outcome(self._offered.pop(seq.id, 0), update.outcome.num_accepted)
         return seq
 
     def _release(self, seq_ids: Rows[int]) -> None:
@@ -138,6 +160,7 @@ class DraftWorker:
         self._fallback.forget(seq_ids)
         for seq_id in seq_ids:
             self._fan_out.forget(seq_id)
+            self._offered.pop(seq_id, None)
             if (seq := self._sequences.pop(seq_id, None)) is not None:
                 self._drafter.release(seq)
 
@@ -167,7 +190,8 @@ class DraftWorker:
         if depth > 0:
             start = time.perf_counter()
             chain = self._drafter.chain(seqs, depth)
-            self._fallback.saw_chain(depth, time.perf_counter() - start)
+            if any(chain.num_tokens):
+                self._fallback.saw_chain(depth, time.perf_counter() - start)
             return _replies(chain)
         if self._fallback.uses_ngram:
             return [
@@ -184,24 +208,26 @@ class DraftWorker:
         self._cache.drop([seq.id for seq in seqs])
         if not seqs:
             return
+        started = time.perf_counter()
         glue = self._drafter.glue(seqs, sent, hidden)
         guesses = self._fan_out.choose(seqs, sent, glue)
-        if not guesses.branches or self.request_waits():
+        guessed = guesses.tokens.tolist()
+        glued = time.perf_counter()
+        self._depth.saw_glue(glued - started)
+        if not guesses.branches:
             return
         sent_of = {seq.id: drafts for seq, drafts in zip(seqs, sent, strict=True)}
+        sent_by_branch = [sent_of[branch.seq.id] for branch in guesses.branches]
         chain = self._drafter.branch(
-            guesses.branches,
-            guesses.tokens,
-            glue,
-            [sent_of[branch.seq.id] for branch in guesses.branches],
-            self._lookahead,
+            guesses.branches, guesses.tokens, glue, sent_by_branch, self._depth.depth(), self.request_waits
         )
-        guessed = guesses.tokens.tolist()
         outcomes = [
             VerificationOutcome(branch.seq.id, branch.depth, token)
             for branch, token in zip(guesses.branches, guessed, strict=True)
         ]
         self._cache.fill(outcomes, chain)
+        if any(chain.num_tokens):
+            self._depth.saw_branches(max(chain.num_tokens), time.perf_counter() - glued)
         self._cached_drafts += sum(chain.num_tokens)
 
     # -- the answer ----------------------------------------------------------------------------------------------------

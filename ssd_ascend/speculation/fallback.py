@@ -12,6 +12,7 @@ from typing import Literal
 
 from ssd_ascend.speculation.base import DraftSequence
 from ssd_ascend.speculation.ngram import NgramIndex
+from ssd_ascend.speculation.recent import Recent
 
 OnMiss = Literal["auto", "draft", "ngram", "decline"]
 _BLEND = 0.1
@@ -25,8 +26,7 @@ class FallbackPolicy:
         self._indexes: dict[int, NgramIndex] = {}
         self._acceptance = 0.6
         self._tokens_per_round = 2.0
-        self._verify_s: float | None = None
-        self._step_s: float | None = None
+        self._verify_s, self._step_s = Recent(), Recent()
 
     @property
     def uses_ngram(self) -> bool:
@@ -39,9 +39,10 @@ class FallbackPolicy:
             return lookahead
         if self._on_miss != "auto":
             return 0
-        if self._step_s is None or self._verify_s is None:
+        step_s, verify_s = self._step_s.typical, self._verify_s.typical
+        if step_s is None or verify_s is None:
             return min(2, lookahead)  # short at first: it measures what a draft costs
-        price = num_rows * self._tokens_per_round / self._verify_s * self._step_s
+        price = num_rows * self._tokens_per_round / max(verify_s, 1e-9) * step_s
         depth, value = 0, num_missing * self._acceptance
         while depth < lookahead and value > price:
             depth, value = depth + 1, value * self._acceptance
@@ -63,20 +64,16 @@ class FallbackPolicy:
 
     # -- measurements ------------------------------------------------------------------------------------------------
 
-    def saw_outcome(self, num_accepted: int) -> None:
-        """A speculation of this worker was judged."""
+    def saw_outcome(self, num_drafted: int, num_accepted: int) -> None:
+        """A speculation of this worker was judged; what lies behind the first draft that fell was never looked at."""
         self._tokens_per_round += _BLEND * (num_accepted + 1 - self._tokens_per_round)
-        stands = num_accepted / (num_accepted + 1)
-        self._acceptance += _BLEND * (stands - self._acceptance)
+        for stood in [1.0] * num_accepted + [0.0] * (num_accepted < num_drafted):
+            self._acceptance += _BLEND * (stood - self._acceptance)
 
     def saw_chain(self, depth: int, seconds: float) -> None:
         """An on-demand chain of `depth` tokens took this long."""
-        self._step_s = _blend(self._step_s, seconds / depth)
+        self._step_s.add(seconds / depth)
 
     def saw_verification(self, seconds: float) -> None:
         """The target took this long from an answer to its next request."""
-        self._verify_s = _blend(self._verify_s, seconds)
-
-
-def _blend(old: float | None, new: float) -> float:
-    return new if old is None else old + _BLEND * (new - old)
+        self._verify_s.add(seconds)

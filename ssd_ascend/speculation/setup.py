@@ -60,6 +60,11 @@ class DraftSetup:
         return self.target.max_batched_tokens
 
     @property
+    def max_backlog(self) -> int | None:
+        """Prompt tokens that a worker digests per round: it answers for everybody else in between. None for `sd`."""
+        return min(256, self.max_batched_tokens) if self.width else None
+
+    @property
     def lookahead(self) -> int:
         """The most drafts of a speculation."""
         return self.config.max_lookahead

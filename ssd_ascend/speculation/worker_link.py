@@ -16,6 +16,8 @@ import torch
 from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.config.speculation import SpeculationConfig
 from ssd_ascend.errors import ConfigError
+from ssd_ascend.log import get_logger
+from ssd_ascend.speculation.branch_depth import WindowDepth
 from ssd_ascend.speculation.draft_worker import DraftWorker
 from ssd_ascend.speculation.fallback import FallbackPolicy
 from ssd_ascend.speculation.fan_out import make_fan_out
@@ -29,6 +31,7 @@ from ssd_ascend.transport.messages import PROTOCOL_VERSION, Hello
 
 _START_TIMEOUT_S = 300.0
 _ENTRY = f"{__name__}:serve_worker"
+log = get_logger(__name__)
 
 
 def make_link(side: TargetSide) -> WorkerLink:
@@ -43,13 +46,23 @@ def make_link(side: TargetSide) -> WorkerLink:
     return supervisor
 
 
-def build_worker(kind: DrafterKind, setup: DraftSetup, transport: Transport) -> tuple[DraftWorker, Hello]:
-    """A worker on this side of `transport`, and what it says of itself first."""
+def build_worker(
+    kind: DrafterKind, setup: DraftSetup, transport: Transport, *, overlaps: bool
+) -> tuple[DraftWorker, Hello]:
+    """A worker on this side of `transport`, and what it says of itself first.
+
+    overlaps: whether it drafts while the target verifies, so that there is a window for `--lookahead auto` to fill.
+    """
     config = setup.config
     fan_out = make_fan_out(config.fan_out, setup.lookahead)
     drafter = kind.build(replace(setup, width=fan_out.width))
     worker = DraftWorker(
-        drafter, transport, lookahead=setup.lookahead, fan_out=fan_out, fallback=FallbackPolicy(config.on_miss)
+        drafter,
+        transport,
+        lookahead=setup.lookahead,
+        fan_out=fan_out,
+        fallback=FallbackPolicy(config.on_miss),
+        depth=WindowDepth(setup.lookahead) if overlaps and config.lookahead == "auto" else None,
     )
     hello = Hello(
         version=PROTOCOL_VERSION,
@@ -81,7 +94,7 @@ def serve_worker(transport: Transport, config: Mapping[str, Any]) -> None:
         path=None if config["path"] is None else Path(config["path"]),
         width=0,
     )
-    worker, hello = build_worker(DRAFTERS.get(setup.config.drafter), setup, transport)
+    worker, hello = build_worker(DRAFTERS.get(setup.config.drafter), setup, transport, overlaps=True)
     transport.send(hello)
     worker.serve()
 
@@ -127,11 +140,21 @@ class InProcessLink:
     """
 
     def __init__(self, side: TargetSide) -> None:
-        target_end, worker_end = InProcessTransport.pair()
-        worker, hello = build_worker(side.kind, side.setup, worker_end)
-        worker_end.attach_pump(worker.pump)
+        target_end, self._worker_end = InProcessTransport.pair()
+        self._draft_worker, hello = build_worker(side.kind, side.setup, self._worker_end, overlaps=False)
+        self._worker_end.attach_pump(self._pump)
         self._worker = Worker(target_end, hello, generation=0)
+        self._failure: str | None = None
         self._reason: str | None = None
+
+    def _pump(self) -> None:
+        """Let the worker work. However it fails, it fails as a process of its own would: the target goes on alone."""
+        try:
+            self._draft_worker.pump()
+        except Exception as error:
+            log.exception("draft worker lost, serving without speculation")
+            self._failure = f"the draft worker failed: {type(error).__name__}: {error}"
+            self._worker_end.close()
 
     @property
     def restarts(self) -> int:
@@ -144,7 +167,7 @@ class InProcessLink:
 
     def report(self, generation: int, reason: str) -> None:
         """Gone for good: what fails in process would fail again."""
-        self._reason = reason
+        self._reason = self._failure or reason
         self._worker.transport.close()
 
     def health(self) -> str | None:

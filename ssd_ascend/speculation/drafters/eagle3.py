@@ -72,6 +72,7 @@ def build(setup: DraftSetup) -> Drafter:
         setup.sampler(dtype, _reduced_vocabulary(head, setup.target.vocab_size)),
         max_positions=setup.max_positions,
         max_batched_tokens=setup.max_batched_tokens,
+        max_backlog=setup.max_backlog,
         tree_mask=setup.tree_mask,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from pathlib import Path
 
@@ -53,7 +54,15 @@ class NgramDrafter:
                 scores[row, list(counts)] = torch.tensor(list(counts.values()), dtype=torch.float32).log()
         return Glue(scores, None, [len(drafts) + 1 for drafts in sent])
 
-    def branch(self, branches: Rows[Branch], guesses: torch.Tensor, glue: Glue, sent: Rows[Rows[int]], k: int) -> Chain:
+    def branch(
+        self,
+        branches: Rows[Branch],
+        guesses: torch.Tensor,
+        glue: Glue,
+        sent: Rows[Rows[int]],
+        k: int,
+        should_stop: Callable[[], bool],
+    ) -> Chain:
         """The continuation of each hypothetical text; none where the guess itself was never seen to follow."""
         found = []
         for branch, guess, drafts in zip(branches, guesses.tolist(), sent, strict=True):

@@ -64,29 +64,31 @@ class PagedDrafter:
         *,
         max_positions: int,
         max_batched_tokens: int,
+        max_backlog: int | None,
         tree_mask: bool,
-        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """`tree_mask` picks the branch layout.
 
-        `should_stop` is asked between branch steps: a waiting request cuts them.
+        max_backlog: prompt tokens digested per round, in `glue`; a sequence gets drafts once its prompt is digested.
+        None: prompts are digested when somebody asks, whatever that takes.
         """
         self.runner = runner
         self.wants_features = entries.wants_features
         self.to_target = sampler.to_target
-        self.should_stop = should_stop
         self._blocks = blocks
         self._entries = entries
         self._sampler = sampler
         self._max_positions = max_positions
         self._max_batched_tokens = max_batched_tokens
+        self._max_backlog = max_backlog
         self._tree_mask = tree_mask
 
     # -- drafting after the last token ---------------------------------------------------------------------------
 
     def chain(self, seqs: Rows[DraftSequence], lookahead: int) -> Chain:
         """Draft `lookahead` tokens after the last one of every sequence: one catch-up forward, then one per token."""
-        live = [i for i, seq in enumerate(seqs) if lookahead > 0 and self._reserve(seq, lookahead)]
+        backlog = None if self._max_backlog is None else 0  # who waits for an answer does not wait for a prompt
+        live = self._ready(seqs, [lookahead] * len(seqs), backlog) if lookahead > 0 else []
         if not live:
             return self._no_chain(len(seqs), lookahead)
         chosen = [seqs[i] for i in live]
@@ -111,6 +113,7 @@ class PagedDrafter:
         k: int,
         forward: Callable[[int, torch.Tensor, torch.Tensor | None], ModelOutput],
         before: Rows[torch.Tensor | None],
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> Chain:
         """Draw a token from `output`, feed it, draw the next, k times. Row i's first token is offsets[i] places after
         the next one of its sequence, past the hypothetical tokens before[i]."""
@@ -118,7 +121,7 @@ class PagedDrafter:
         laws: list[torch.Tensor] = []
         hidden: list[torch.Tensor] = []
         for step in range(k):
-            if step and self.should_stop():
+            if step and should_stop():
                 break
             if step:
                 output = forward(step - 1, tokens[-1], output.hidden if self.wants_features else None)
@@ -158,7 +161,7 @@ class PagedDrafter:
 
     def glue(self, seqs: Rows[DraftSequence], sent: Rows[Rows[int]], hidden: Rows[torch.Tensor | None]) -> Glue:
         """One forward over what is committed and `sent`; a sequence's rows are after 0, 1, ..., len(sent) drafts."""
-        live = [i for i, seq in enumerate(seqs) if self._reserve(seq, len(sent[i]))]
+        live = self._ready(seqs, [len(drafts) for drafts in sent], self._max_backlog)
         num_rows = [0] * len(seqs)
         for i in live:
             num_rows[i] = len(sent[i]) + 1
@@ -173,7 +176,15 @@ class PagedDrafter:
                 seqs[i].drafted = drafts
         return Glue(self._sampler.scores(output.logits, contexts), output.hidden, num_rows)
 
-    def branch(self, branches: Rows[Branch], guesses: torch.Tensor, glue: Glue, sent: Rows[Rows[int]], k: int) -> Chain:
+    def branch(
+        self,
+        branches: Rows[Branch],
+        guesses: torch.Tensor,
+        glue: Glue,
+        sent: Rows[Rows[int]],
+        k: int,
+        should_stop: Callable[[], bool],
+    ) -> Chain:
         """Feed every guess, then draft k tokens after it. Entries are scratch: the trunk keeps nothing of them."""
         ends = [self._end(branch.seq) + branch.depth for branch in branches]
         bases = [self._end(branch.seq) + len(drafts) for branch, drafts in zip(branches, sent, strict=True)]
@@ -201,6 +212,7 @@ class PagedDrafter:
                 k,
                 lambda step, tokens, hidden: self.runner.forward(layout.batch(step + 1, tokens, hidden)),
                 before,
+                should_stop,
             )
         finally:
             layout.close()
@@ -249,6 +261,12 @@ class PagedDrafter:
         known = 0 if seq.features is None else seq.features_start + seq.features.shape[0]
         return not self.wants_features or known >= end
 
+    def _ready(self, seqs: Rows[DraftSequence], num_drafts: Rows[int], max_backlog: int | None) -> list[int]:
+        """The sequences that drafts can be had for now: with room for them, and no long stretch left to compute."""
+        held = [i for i, seq in enumerate(seqs) if self._reserve(seq, num_drafts[i])]
+        self._digest_backlogs([seqs[i] for i in held], max_backlog)
+        return [i for i in held if self._end(seqs[i]) - seqs[i].num_entries <= _BACKLOG]
+
     def _settle(self, seq: DraftSequence) -> None:
         """Count the entries of accepted drafts as committed, but for the last one, whose logits are needed again."""
         drafted, seq.drafted = seq.drafted, None
@@ -262,7 +280,6 @@ class PagedDrafter:
 
     def _catch_up(self, feeds: Rows[_Feed], mode: Mode) -> ModelOutput:
         """Run every committed entry not yet computed, and the tails; logits of each row's last num_logits entries."""
-        self._digest_backlogs([feed.seq for feed in feeds])
         rows, hidden = [], []
         for seq, tail, tail_hidden, num_logits in feeds:
             end = self._end(seq)
@@ -276,10 +293,11 @@ class PagedDrafter:
             self._mark(feed.seq, self._end(feed.seq))
         return output
 
-    def _digest_backlogs(self, seqs: Rows[DraftSequence]) -> None:
-        """Compute long stretches of committed entries (prompts), bounded by `max_batched_tokens` a forward."""
+    def _digest_backlogs(self, seqs: Rows[DraftSequence], most: int | None) -> None:
+        """Compute long stretches of committed entries (prompts), up to `most`, by `max_batched_tokens` a forward."""
+        left = sum(self._end(seq) for seq in seqs) if most is None else most
         while True:
-            budget, rows, hidden, reached = self._max_batched_tokens, [], [], []
+            budget, rows, hidden, reached = min(left, self._max_batched_tokens), [], [], []
             for seq in seqs:
                 start, end = seq.num_entries, min(self._end(seq) - 1, seq.num_entries + budget)
                 if self._end(seq) - start <= _BACKLOG or end <= start:
@@ -288,6 +306,7 @@ class PagedDrafter:
                 hidden.append(self._committed_hidden(seq, start, end))
                 reached.append((seq, end))
                 budget -= end - start
+                left -= end - start
             if not rows:
                 return
             fed = [part for part in hidden if part is not None]
