@@ -1,0 +1,64 @@
+"""Prompt lookup against a scan of the whole text."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssd_ascend.speculation.ngram import MAX_NGRAM, MIN_NGRAM, NgramIndex
+
+tokens = st.lists(st.integers(0, 3), min_size=0, max_size=30)  # too short for the limit on places to matter
+
+
+def scan(text: list[int], lookahead: int, tail: list[int]) -> list[int]:
+    """What followed the latest earlier occurrence of the longest suffix of text + tail."""
+    whole = text + tail
+    for n in range(MAX_NGRAM, MIN_NGRAM - 1, -1):
+        if len(whole) < n:
+            continue
+        for end in range(len(text) - 1, n - 1, -1):
+            if text[end - n : end] == whole[-n:]:
+                return text[end : end + lookahead]
+    return []
+
+
+@settings(max_examples=300, deadline=None)
+@given(tokens, st.integers(1, 6), st.lists(st.integers(0, 3), max_size=5), st.integers(0, 30))
+def test_it_finds_what_a_scan_finds(text: list[int], lookahead: int, tail: list[int], cut: int) -> None:
+    """Whether the text came at once or in two parts."""
+    index = NgramIndex()
+    index.update(text[:cut])
+    index.update(text)
+    assert index.propose(lookahead, tail) == scan(text, lookahead, tail)
+
+
+@settings(max_examples=100, deadline=None)
+@given(tokens, st.lists(st.integers(0, 3), max_size=3))
+def test_continuations_count_what_followed(text: list[int], tail: list[int]) -> None:
+    index = NgramIndex()
+    index.update(text)
+    counts: dict[int, int] = {}
+    whole = text + tail
+    for n in range(min(MAX_NGRAM, len(whole)), MIN_NGRAM - 1, -1):
+        followers = [text[end] for end in range(n, len(text)) if text[end - n : end] == whole[-n:]]
+        if followers:
+            counts = {token: followers[-16:].count(token) for token in followers[-16:]}
+            break
+    assert index.continuations(tail) == counts
+
+
+def test_a_text_that_is_another_starts_over() -> None:
+    index = NgramIndex()
+    index.update([1, 2, 3, 1, 2])
+    assert index.propose(1) == [3]
+    index.update([7, 8])
+    assert index.propose(1) == []
+    index.update([7, 8, 9, 7, 8])
+    assert index.propose(2) == [9, 7]
+
+
+def test_places_are_bounded() -> None:
+    index = NgramIndex()
+    index.update([5] * 5000)
+    assert max(len(places) for places in index._places.values()) <= 16
+    assert index.propose(3) == [5]
