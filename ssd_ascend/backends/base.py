@@ -25,7 +25,8 @@ class Capabilities:
     peer_transfer: device tensors can be sent to another process directly. block_sizes: legal KV block sizes, the
     preferred one first. dtypes: serving dtypes, the preferred one first. max_verify_tokens: most query tokens of one
     row in a verify batch (lookahead + 1), None when unlimited. row_invariant: a token's logits are bitwise the same
-    whatever the number of rows beside it.
+    whatever the number of rows beside it. host_memory: the device's memory is the host's, which others need too.
+    wide_activations: with 16-bit weights everything else is float32, at no cost: linears take float32 beside them.
     """
 
     graphs: bool
@@ -37,6 +38,7 @@ class Capabilities:
     max_verify_tokens: int | None
     row_invariant: bool
     host_memory: bool = False
+    wide_activations: bool = False
 
 
 class AttentionSpec(NamedTuple):
@@ -71,6 +73,10 @@ class Ops(Protocol):
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """Prepare weight [out, in] (and bias [out]) once, at load; the caller drops its own reference to them."""
+        ...
+
+    def vocab_head(self, weight: torch.Tensor) -> Linear:
+        """`linear` for a weight [V, H] that gives logits: the result is float32, as 16 bits round logits into ties."""
         ...
 
     def embedding(self, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

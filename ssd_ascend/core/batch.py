@@ -47,7 +47,7 @@ class ForwardBatch:
 class ModelOutput:
     """What one forward gives back.
 
-    logits: float32 or the serving dtype [R, V]. hidden: the recyclable last hidden state of those R rows, pre-norm [R,
+    logits: float32 [R, V]. hidden: the recyclable last hidden state of those R rows, pre-norm [R,
     H], or None when the architecture gives none. features: captured hidden states of all T tokens, [T, n*H], or None.
     """
 

@@ -39,15 +39,15 @@ class VocabEmbedding(nn.Module):
         """[T] -> [T, H]."""
         assert self.weight is not None
         if self.ctx.collectives.size == 1:
-            return self.ctx.ops.embedding(self.weight, ids)
+            return self.ctx.ops.embedding(self.weight, ids).to(self.ctx.activation_dtype)
         local = ids - self.rows.start
         ours = (local >= 0) & (local < length(self.rows))
         found = self.ctx.ops.embedding(self.weight, torch.where(ours, local, 0))
-        return self.ctx.collectives.all_reduce(found * ours.unsqueeze(-1))
+        return self.ctx.collectives.all_reduce(found * ours.unsqueeze(-1)).to(self.ctx.activation_dtype)
 
 
 class VocabHead(nn.Module):
-    """[R, H] -> logits [R, V] in the serving dtype, whole on every rank.
+    """[R, H] -> logits [R, V] in float32, whole on every rank.
 
     Give `tied_to` when the checkpoint has no head of its own: then the embedding's rows serve as one.
     """
@@ -61,7 +61,9 @@ class VocabHead(nn.Module):
         self._tied_to = (tied_to,) if tied_to is not None else ()  # a tuple, so that it is not our submodule
         self._rows, padded_rows = padded_shard(vocab_size, ctx.collectives)
         self._padding = padded_rows - length(self._rows)
-        self._assembly = Assembly(ctx, padded_rows, hidden_size, bias=False)
+        self._assembly = Assembly(
+            ctx, padded_rows, hidden_size, bias=False, prepare=lambda weight, bias: ctx.ops.vocab_head(weight)
+        )
 
     def slots(self, path: str) -> Iterator[Slot]:
         """The matrix, unless it is the embedding's."""

@@ -27,7 +27,7 @@ class RMSNorm(nn.Module):
             yield Slot(f"{path}.weight", (self._size,), self._take)
 
     def _take(self, tensor: torch.Tensor) -> None:
-        self.weight = tensor.to(self._ctx.device, self._ctx.dtype, copy=True)
+        self.weight = tensor.to(self._ctx.device, self._ctx.activation_dtype, copy=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., size] -> [..., size]."""

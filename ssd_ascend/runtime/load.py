@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ssd_ascend.architectures.registry import CausalLM
-from ssd_ascend.backends.base import AttentionBackend, Backend, Capabilities, Collectives
+from ssd_ascend.backends.base import Backend, Capabilities, Collectives
 from ssd_ascend.config.model import ModelConfig
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.kv.cache import KVCache
@@ -80,46 +80,54 @@ def load_runner(
 ) -> LoadedModel:
     """Load the model at `path` and give it a KV cache. `progress(bytes done, bytes in all)` follows the weights."""
     config = read_config(path)
-    spec = attention_spec(config, collectives, block_size=block_size, dtype=dtype)
-    attention = backend.attention(spec, device)
-    ctx = BuildContext(dtype, device, backend.ops, attention, collectives)
+    ctx = make_context(config, backend, device, collectives, dtype=dtype, block_size=block_size)
     model, config = load_model(
         path, ctx, max_positions=size.max_model_len, capture_layers=capture_layers, progress=progress
     )
-    feature_width = len(capture_layers) * config.hidden_size
-    kv = make_cache(backend, device, attention, config.num_layers, dtype, block_size, size, feature_width=feature_width)
-    return LoadedModel(ModelRunner(model, kv, attention, device), model, config, dtype)
+    kv = make_cache(backend, ctx, config.num_layers, block_size, size, len(capture_layers) * config.hidden_size)
+    return LoadedModel(ModelRunner(model, kv, ctx.attention, device), model, config, dtype)
+
+
+def make_context(
+    config: ModelConfig,
+    backend: Backend,
+    device: torch.device,
+    collectives: Collectives,
+    *,
+    dtype: torch.dtype,
+    block_size: int,
+) -> BuildContext:
+    """What a model with weights of `dtype` is built with. Activations are float32 where that is free."""
+    activations = torch.float32 if backend.capabilities.wide_activations else dtype
+    spec = attention_spec(config, collectives, block_size=block_size, dtype=activations)
+    return BuildContext(dtype, device, backend.ops, backend.attention(spec, device), collectives, activations)
 
 
 def make_cache(
     backend: Backend,
-    device: torch.device,
-    attention: AttentionBackend,
+    ctx: BuildContext,
     num_layers: int,
-    dtype: torch.dtype,
     block_size: int,
     size: CacheSize,
-    *,
     feature_width: int = 0,
 ) -> KVCache:
-    """A KV cache of the size that `size` and the device's memory allow."""
-    block = attention.kv_shape(1)
-    numbers = num_layers * int(torch.Size(block).numel()) + block_size * feature_width
+    """A KV cache of the size that `size` and the device's memory allow, with room for features beside it."""
+    numbers = num_layers * torch.Size(ctx.attention.kv_shape(1)).numel() + block_size * feature_width
     blocks = size.num_blocks or num_kv_blocks(
-        block_bytes=numbers * dtype.itemsize,
+        block_bytes=numbers * ctx.activation_dtype.itemsize,
         block_size=block_size,
         max_model_len=size.max_model_len,
         max_num_seqs=size.max_num_seqs,
-        memory=backend.memory(device),
+        memory=backend.memory(ctx.device),
         host_memory=backend.capabilities.host_memory,
         wanted_gb=size.gigabytes,
     )
     return KVCache(
-        attention,
+        ctx.attention,
         num_layers=num_layers,
         num_blocks=blocks,
         block_size=block_size,
-        dtype=dtype,
-        device=device,
+        dtype=ctx.activation_dtype,
+        device=ctx.device,
         feature_width=feature_width,
     )

@@ -39,6 +39,7 @@ class CpuBackend:
             max_verify_tokens=None,
             row_invariant=self._library is not None,
             host_memory=True,
+            wide_activations=self._library is not None,
         )
 
     def device(self, index: int) -> torch.device:

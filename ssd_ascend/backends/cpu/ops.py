@@ -22,6 +22,15 @@ class PlainOps:
 
         return apply
 
+    def vocab_head(self, weight: torch.Tensor) -> Linear:
+        """[T, H] -> float32 [T, V], accumulated and kept in float32."""
+        wide = weight.float()
+
+        def apply(x: torch.Tensor) -> torch.Tensor:
+            return F.linear(x.float(), wide)
+
+        return apply
+
     def embedding(self, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Rows of weight [V, H] for ids [T] -> [T, H]."""
         return F.embedding(ids, weight)

@@ -29,6 +29,15 @@ class CudaOps:
 
         return apply
 
+    def vocab_head(self, weight: torch.Tensor) -> Linear:
+        """`linear` whose float32 sums are kept as they are."""
+        weight = weight.contiguous()
+
+        def apply(x: torch.Tensor) -> torch.Tensor:
+            return linear(x, weight, None, overlap=self._overlap, ahead=self._ahead, dtype=torch.float32)
+
+        return apply
+
     def gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """silu(gate) * up of weight's first and second half of rows, in one launch; bits as of the two in turn."""
         weight = _alternate(weight)

@@ -15,9 +15,7 @@ from ssd_ascend.config.model import ModelConfig
 from ssd_ascend.distributed.collectives import SingleRank
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.kv.blocks import BlockManager
-from ssd_ascend.layers.attention import attention_spec
-from ssd_ascend.layers.context import BuildContext
-from ssd_ascend.runtime.load import make_cache
+from ssd_ascend.runtime.load import make_cache, make_context
 from ssd_ascend.runtime.model_runner import ModelRunner
 from ssd_ascend.speculation.base import Drafter, DraftSequence
 from ssd_ascend.speculation.drafters.paged import PagedDrafter
@@ -58,17 +56,17 @@ def build(setup: DraftSetup) -> Drafter:
     target = read_config(setup.target.path)
     config = read_eagle3_config(path, target, rope=setup.config.draft_rope)
     dtype = setup.dtype(None)
-    spec = attention_spec(config.layer, SingleRank(), block_size=setup.block_size, dtype=dtype)
-    attention = setup.backend.attention(spec, setup.device)
-    ctx = BuildContext(dtype, setup.device, setup.backend.ops, attention, SingleRank())
+    ctx = make_context(
+        config.layer, setup.backend, setup.device, SingleRank(), dtype=dtype, block_size=setup.block_size
+    )
     head = load_eagle3(
         path, config, ctx, target=setup.target.path, max_positions=setup.max_positions, share=setup.share
     )
-    kv = make_cache(setup.backend, setup.device, attention, 1, dtype, setup.block_size, setup.cache_size())
+    kv = make_cache(setup.backend, ctx, 1, setup.block_size, setup.cache_size())
     return PagedDrafter(
-        ModelRunner(head, kv, attention, setup.device),
+        ModelRunner(head, kv, ctx.attention, setup.device),
         BlockManager(kv.num_blocks, setup.block_size, prefix_cache=False),
-        FeatureEntries(head, dtype, setup.device),
+        FeatureEntries(head, ctx.activation_dtype, setup.device),
         setup.sampler(dtype, _reduced_vocabulary(head, setup.target.vocab_size)),
         max_positions=setup.max_positions,
         max_batched_tokens=setup.max_batched_tokens,

@@ -63,6 +63,11 @@ class NativeOps(PlainOps):
             return super().linear(weight, bias)
         return PackedLinear(self._library, weight, bias)
 
+    def vocab_head(self, weight: torch.Tensor) -> Linear:
+        """The kernel reads 16-bit weights and gives the type of its input: widening the input is all it takes."""
+        project = self.linear(weight, None)
+        return lambda x: project(x.float())
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """RMSNorm over the last dimension; x may be a [T, heads, D] view into a packed projection."""
         if x.dtype not in DTYPES or weight.dtype != x.dtype or not weight.is_contiguous():
