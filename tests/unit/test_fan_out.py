@@ -104,7 +104,7 @@ def brute_force(glue: Glue, sent: Sequence[int], width: int, chance: Sequence[fl
 
 @pytest.mark.parametrize("seed", range(12))
 def test_auto_takes_the_likeliest_outcomes_overall(seed: int) -> None:
-    """Against enumeration of every outcome, before anything was learned: a draft stands as its confidence's bucket says."""
+    """Against enumeration of every outcome, with nothing learned: a draft stands as its bucket of confidence says."""
     sent = [(seed + 3 * j) % VOCAB for j in range(3)]
     glue = glue_of([4], seed=seed)
     confidence = [float(torch.softmax(glue.scores[j], -1)[token]) for j, token in enumerate(sent)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -79,7 +80,7 @@ def test_it_stops_when_drafting_does_not_pay_and_tries_again_ever_more_rarely(cl
     late = chosen[100:]
     probes = [i for i, k in enumerate(late) if k]
     assert 3 <= len(probes) <= len(late) // 40
-    gaps = [after - before for before, after in zip(probes, probes[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(probes)]
     assert max(gaps) <= 64
     assert clock.now < 1.08 * len(chosen)
 
