@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from ssd_ascend import env
 from ssd_ascend.backends.base import Backend
+from ssd_ascend.errors import ConfigError
+from ssd_ascend.log import get_logger
 from ssd_ascend.registry import Registry
 
 BACKENDS: Registry[type[Backend]] = Registry(
@@ -11,10 +13,23 @@ BACKENDS: Registry[type[Backend]] = Registry(
     {
         "cpu": "ssd_ascend.backends.cpu.backend:CpuBackend",
         "cuda": "ssd_ascend.backends.cuda.backend:CudaBackend",
+        "npu": "ssd_ascend.backends.npu.backend:NpuBackend",
     },
 )
 
 
+_BEST_FIRST = ("npu", "cuda")
+_log = get_logger(__name__)
+
+
 def load_backend(name: str | None) -> Backend:
-    """The backend called `name`; without a name, `SSD_DEVICE`, else the CPU. `ConfigError` says what is missing."""
-    return BACKENDS.get(name or env.device() or "cpu")()
+    """The backend called `name`, else `SSD_DEVICE`, else the best there is. `ConfigError` says what is missing."""
+    wanted = name or env.device()
+    if wanted is not None:
+        return BACKENDS.get(wanted)()
+    for candidate in _BEST_FIRST:
+        try:
+            return BACKENDS.get(candidate)()
+        except ConfigError as reason:
+            _log.debug("not on %s: %s", candidate, reason)
+    return BACKENDS.get("cpu")()

@@ -15,7 +15,7 @@ from ssd_ascend import cli, doctor
 from ssd_ascend.doctor import Device, Report
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
-IMPORT_NAMES = {"pyzmq": "zmq", "prometheus-client": "prometheus_client"}
+IMPORT_NAMES = {"prometheus-client": "prometheus_client"}
 
 
 def report(*, usable: bool = True, missing: dict[str, str] | None = None) -> Report:
@@ -69,7 +69,7 @@ def test_the_table_shows_marks_remedies_and_commands() -> None:
 
 
 def test_a_package_that_is_absent_comes_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "has_module", lambda name: name not in ("zmq", "torch_npu", "triton"))
+    monkeypatch.setattr(doctor, "has_module", lambda name: name not in ("msgspec", "torch_npu", "triton"))
     alone = doctor.missing_packages([Device(name="npu", found=False, usable=False, detail="")])
     assert list(alone) == ["extra 'serve'"]
     assert alone["extra 'serve'"].endswith(f"-m pip install -e '{PYPROJECT.parent}[serve]'")
