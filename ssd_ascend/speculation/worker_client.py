@@ -178,12 +178,14 @@ class WorkerClient:
         return offer if offer is not None and offer.num_tokens == seq.num_tokens else None
 
     def release(self, seq_ids: Iterable[int]) -> None:
-        """The worker hears of it with the next request."""
+        """The worker hears of it with the next request; at once, when it holds nothing else and none may follow."""
         for seq_id in seq_ids:
             self._offers.pop(seq_id, None)
             if seq_id in self.attached:
                 self.attached.discard(seq_id)
                 self._released.append(seq_id)
+        if self._released and not self.attached:
+            self.post([], [], {})
 
     def health(self) -> str | None:
         """See `Speculator.health`."""
