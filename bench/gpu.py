@@ -1,6 +1,6 @@
 """What one model costs on one device, step by step: plain decoding, verification, long contexts, prefill.
 
-`python bench/gpu.py --shape llama-3.1-8b --out FILE.json`. Random weights made on the device; no speculator, no text:
+`python -m bench.gpu --shape llama-3.1-8b --out FILE.json`. Random weights made on the device; no speculator, no text:
 the step loop of the engine without its scheduler. Times are wall clock of whole steps (inputs, forward, choice of the
 token, copy back) and, beside them, of the bare forward by replaying it.
 """
@@ -196,7 +196,7 @@ def measure(arguments: argparse.Namespace) -> Result:
     if arguments.prefill:
         add(bench.prefills(8, arguments.prefill, matrix_rate(backend, device)))
     return {
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python -m bench.gpu", *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.machine()}, {platform.system()} {platform.release()}",
         "device": backend.describe(device),

@@ -1,6 +1,6 @@
 """Models with random weights at the true shapes of public ones: for measuring speed where no checkpoint can be had.
 
-`python bench/synthetic.py llama-3.1-8b DIR` writes an ordinary checkpoint (config.json and safetensors) any engine can
+`python -m bench.synthetic llama-3.1-8b DIR` writes an ordinary checkpoint (config.json and safetensors) any engine can
 load; `build` makes the same model in memory on a device, in seconds. Speed does not depend on the weights' values.
 """
 
@@ -18,12 +18,11 @@ from safetensors.torch import save_file
 
 from ssd_ascend.architectures.registry import ARCHITECTURES
 from ssd_ascend.backends.base import Backend
+from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.config.model import ModelConfig, model_config_from_hf
 from ssd_ascend.distributed.collectives import SingleRank
-from ssd_ascend.layers.attention import attention_spec
-from ssd_ascend.layers.context import BuildContext
 from ssd_ascend.layers.slots import Slot, collect_slots, finish_loading
-from ssd_ascend.runtime.load import CacheSize, make_cache
+from ssd_ascend.runtime.load import CacheSize, make_cache, make_context
 from ssd_ascend.runtime.model_runner import ModelRunner
 
 _LLAMA3_ROPE = {
@@ -110,9 +109,7 @@ def build(
     """A model of this config with random weights, ready to run on `device`."""
     config = model_config_from_hf(data, where="synthetic")
     block_size = block_size or backend.capabilities.block_sizes[0]
-    ranks = SingleRank()
-    attention = backend.attention(attention_spec(config, ranks, block_size=block_size, dtype=dtype), device)
-    ctx = BuildContext(dtype, device, backend.ops, attention, ranks)
+    ctx = make_context(config, backend, device, SingleRank(), dtype=dtype, block_size=block_size)
     family = ARCHITECTURES.get(config.family)
     model = family(config, ctx, capture_layers=capture_layers, max_positions=size.max_model_len)
     assert isinstance(model, torch.nn.Module)
@@ -120,9 +117,8 @@ def build(
     for slot in collect_slots(model).values():
         slot.load(_random(slot, generator, dtype))
     finish_loading(model)
-    width = len(capture_layers) * config.hidden_size
-    kv = make_cache(backend, device, attention, config.num_layers, dtype, block_size, size, feature_width=width)
-    return ModelRunner(model, kv, attention, device), config
+    kv = make_cache(backend, ctx, config.num_layers, block_size, size, len(capture_layers) * config.hidden_size)
+    return ModelRunner(model, kv, ctx.attention, device), config
 
 
 def write(data: dict[str, Any], folder: Path, *, seed: int = 0, device: str = "cpu") -> None:
@@ -132,9 +128,9 @@ def write(data: dict[str, Any], folder: Path, *, seed: int = 0, device: str = "c
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = model_config_from_hf(data, where="synthetic")
-    cpu, ranks = torch.device("cpu"), SingleRank()
+    host = load_backend("cpu")
     # building allocates no weights; only the names and shapes of the slots are wanted
-    ctx = BuildContext(torch.bfloat16, cpu, _Nothing(), _Nothing(), ranks)  # type: ignore[arg-type]
+    ctx = make_context(config, host, host.device(0), SingleRank(), dtype=torch.bfloat16, block_size=16)
     model = ARCHITECTURES.get(config.family)(config, ctx, max_positions=16)
     assert isinstance(model, torch.nn.Module)
     generator = torch.Generator(device).manual_seed(seed)
@@ -146,10 +142,6 @@ def write(data: dict[str, Any], folder: Path, *, seed: int = 0, device: str = "c
         index |= {slot.name: name for slot in slots}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}, indent=1))
     (folder / "config.json").write_text(json.dumps(data, indent=1))
-
-
-class _Nothing:
-    """Stands where a model that never runs would have its device."""
 
 
 def _random(slot: Slot, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:

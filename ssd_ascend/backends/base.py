@@ -125,7 +125,10 @@ class AttentionBackend(Protocol):
         ...
 
     def plan(self, meta: AttentionMetadata) -> None:
-        """Prepare for a step's layers; called once per forward, outside any captured graph."""
+        """Prepare for a step's layers; called once before each forward that is not a replay.
+
+        Where a forward is captured, so is what this launches; a replay has `replan` instead.
+        """
         ...
 
     def forward(

@@ -16,11 +16,13 @@ import triton.language as tl
 
 from ssd_ascend.backends.cuda.kernels.launch import wait_for_previous
 
+_INDICES = ("query_start", "kv_lens", "block_table", "work_row", "work_item", "work_count", "token_row")
+"""Slices of packed buffers, whose alignment changes from step to step: compiling for each would stall serving."""
 _UNROLL = tl.constexpr(16)
 """Tiles that `merge` has in flight."""
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_tokens"])
+@triton.jit(do_not_specialize=["num_rows", "num_tokens"], do_not_specialize_on_alignment=_INDICES)
 def plan_work(
     query_start: tl.tensor,
     kv_lens: tl.tensor,
@@ -130,7 +132,7 @@ def _weigh(score: tl.tensor, values: tl.tensor, TILE: tl.constexpr) -> tuple[tl.
     return top, total, tl.dot(weight, values, input_precision="ieee")
 
 
-@triton.jit(do_not_specialize=["max_tiles", "tree_width", "table_stride"])
+@triton.jit(do_not_specialize=["max_tiles", "tree_width", "table_stride"], do_not_specialize_on_alignment=_INDICES)
 def split(
     q: tl.tensor,
     kv: tl.tensor,
@@ -193,7 +195,7 @@ def split(
         tl.store(part_top + part * 2 + 1, total, mask=valid)
 
 
-@triton.jit(do_not_specialize=["max_tiles"])
+@triton.jit(do_not_specialize=["max_tiles"], do_not_specialize_on_alignment=_INDICES)
 def merge(
     part_sum: tl.tensor,
     part_top: tl.tensor,
@@ -248,7 +250,7 @@ def merge(
             tl.store(target, tl.zeros((BLOCK_D,), out.dtype.element_ty), mask=d < WIDTH)
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=_INDICES)
 def whole(
     q: tl.tensor,
     kv: tl.tensor,

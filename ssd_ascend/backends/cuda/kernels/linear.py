@@ -56,14 +56,15 @@ def linear(
     overlap: bool,
     ahead: int = 0,
     gated: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """x [T, K] (rows may be strided) @ weight [N, K].T + bias -> [T, N] in x.dtype.
+    """x [T, K] (rows may be strided) @ weight [N, K].T + bias -> [T, N] in `dtype`, by default x's.
 
     gated: rows of weight alternate between gate and up, and the result is silu(gate) * up, [T, N / 2].
     """
     rows, depth = x.shape
     columns = weight.shape[0]
-    out = torch.empty((rows, columns // 2 if gated else columns), dtype=x.dtype, device=x.device)
+    out = torch.empty((rows, columns // 2 if gated else columns), dtype=dtype or x.dtype, device=x.device)
     if not rows:
         return out
     tile = choose_tile(rows, columns, x.element_size())

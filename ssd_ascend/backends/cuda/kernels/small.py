@@ -42,7 +42,7 @@ def rms_norm(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["inner"])
 def _rms_norm(
     x: tl.tensor,
     residual: tl.tensor,
@@ -121,7 +121,7 @@ def rotary(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: t
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions", "slot_mapping"])
 def _rotary(
     q: tl.tensor,
     k: tl.tensor,
@@ -188,7 +188,7 @@ def store_kv(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slot_mapping: t
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions", "slot_mapping"])
 def _store(
     q: tl.tensor,
     k: tl.tensor,
