@@ -187,14 +187,28 @@ def test_an_offer_for_other_tokens_is_no_offer(stage: Stage) -> None:
 
 
 def test_a_released_sequence_gets_nothing_and_the_worker_hears_of_it(stage: Stage) -> None:
-    stage.post()
+    stage.post(2)
+    stage.post(1)
     stage.client.release([1, 77])
-    stage.line.due(answer(1))
+    stage.line.due(answer(2))
     stage.client.collect()
     assert stage.client.take(sequence(8)) is None
-    stage.post(2)
+    stage.post(2, num_tokens=9)
     assert stage.line.sent[-1].released == [1]
     assert stage.client.attached == {2}
+
+
+def test_when_the_last_sequence_goes_the_worker_hears_of_it_at_once(stage: Stage) -> None:
+    """No later request may ever come."""
+    stage.post(1)
+    stage.client.release([1])
+    assert [request.released for request in stage.line.sent] == [[], [1]]
+    stage.line.due(answer(1))
+    nothing = {"seq_ids": [], "sources": [], "num_tokens": [], "has_law": []}
+    stage.line.due(answer(2, tokens=torch.zeros(0, DEPTH).long(), **nothing))
+    stage.answered(9)
+    assert stage.client.take(sequence(9)) is not None
+    assert stage.link.reports == []
 
 
 def broken(**changes: Any) -> Callable[[], Message]:
