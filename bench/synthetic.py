@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from ssd_ascend.backends.base import Backend
 from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.config.model import ModelConfig, model_config_from_hf
 from ssd_ascend.distributed.collectives import SingleRank
+from ssd_ascend.errors import ConfigError
 from ssd_ascend.layers.slots import Slot, collect_slots, finish_loading
 from ssd_ascend.runtime.load import CacheSize, make_cache, make_context
 from ssd_ascend.runtime.model_runner import ModelRunner
@@ -104,24 +106,27 @@ def build(
     dtype: torch.dtype = torch.bfloat16,
     block_size: int | None = None,
     seed: int = 0,
+    noise: float | None = None,
     capture_layers: tuple[int, ...] = (),
 ) -> tuple[ModelRunner, ModelConfig]:
-    """A model of this config with random weights, ready to run on `device`."""
+    """A model of this config with weights as `Weights` makes them, ready to run on `device`."""
     config = model_config_from_hf(data, where="synthetic")
     block_size = block_size or backend.capabilities.block_sizes[0]
     ctx = make_context(config, backend, device, SingleRank(), dtype=dtype, block_size=block_size)
     family = ARCHITECTURES.get(config.family)
     model = family(config, ctx, capture_layers=capture_layers, max_positions=size.max_model_len)
     assert isinstance(model, torch.nn.Module)
-    generator = torch.Generator(device).manual_seed(seed)
+    weights = Weights(config, device, dtype, seed=seed, noise=noise)
     for slot in collect_slots(model).values():
-        slot.load(_random(slot, generator, dtype))
+        slot.load(weights.draw(slot))
     finish_loading(model)
     kv = make_cache(backend, ctx, config.num_layers, block_size, size, len(capture_layers) * config.hidden_size)
     return ModelRunner(model, kv, ctx.attention, device), config
 
 
-def write(data: dict[str, Any], folder: Path, *, seed: int = 0, device: str = "cpu") -> None:
+def write(
+    data: dict[str, Any], folder: Path, *, seed: int = 0, noise: float | None = None, device: str = "cpu"
+) -> None:
     """The same kind of model as a checkpoint in bfloat16: config.json, shards of 4 GB and their index.
 
     `device` is where torch draws the numbers: a device of its own kind draws faster, and other ones.
@@ -133,24 +138,62 @@ def write(data: dict[str, Any], folder: Path, *, seed: int = 0, device: str = "c
     ctx = make_context(config, host, host.device(0), SingleRank(), dtype=torch.bfloat16, block_size=16)
     model = ARCHITECTURES.get(config.family)(config, ctx, max_positions=16)
     assert isinstance(model, torch.nn.Module)
-    generator = torch.Generator(device).manual_seed(seed)
+    weights = Weights(config, torch.device(device), torch.bfloat16, seed=seed, noise=noise)
     shards = list(_shards(list(collect_slots(model).values())))
     index: dict[str, str] = {}
     for number, slots in enumerate(shards, 1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_file({slot.name: _random(slot, generator, torch.bfloat16).cpu() for slot in slots}, folder / name)
+        save_file({slot.name: weights.draw(slot).cpu() for slot in slots}, folder / name)
         index |= {slot.name: name for slot in slots}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}, indent=1))
     (folder / "config.json").write_text(json.dumps(data, indent=1))
 
 
-def _random(slot: Slot, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
-    """Norm weights of one; matrices whose outputs are about as large as their inputs, so that nothing overflows."""
-    device = generator.device
-    if len(slot.shape) == 1:
-        return torch.ones(slot.shape, dtype=dtype, device=device)
-    values = torch.empty(slot.shape, dtype=dtype, device=device)
-    return values.normal_(0.0, 1 / math.sqrt(slot.shape[-1]), generator=generator)
+def successor(vocab_size: int) -> torch.Tensor:
+    """int64 [V]: the token that follows each token in models with `noise`, the same in all of one vocabulary."""
+    return torch.randperm(vocab_size, generator=torch.Generator().manual_seed(20))
+
+
+class Weights:
+    """Weights by name, the same whatever the order they are asked for in.
+
+    noise None: random, and so is what the model says. A number: the output layer makes the next token the `successor`
+    of the current one, and the layers add noise of that size to it; so two models agree the more, the less of it they
+    have. At 0 all agree always; how much they do at other sizes must be measured.
+    """
+
+    def __init__(
+        self, config: ModelConfig, device: torch.device, dtype: torch.dtype, *, seed: int, noise: float | None
+    ) -> None:
+        if noise is not None and config.tie_word_embeddings:
+            raise ConfigError("noise needs an output layer of its own", remedy="set tie_word_embeddings to false")
+        self._config, self._device, self._dtype, self._seed, self._noise = config, device, dtype, seed, noise
+
+    def draw(self, slot: Slot) -> torch.Tensor:
+        """One tensor. Norm weights are 1; a matrix's outputs are about as large as its inputs, so nothing overflows."""
+        if len(slot.shape) == 1:
+            return torch.ones(slot.shape, dtype=self._dtype, device=self._device)
+        if self._noise is None:
+            return self._normal(slot.name, slot.shape, 1 / math.sqrt(slot.shape[-1]))
+        if slot.name.endswith("embed_tokens.weight"):
+            return self._embedding(slot.shape)
+        if slot.name.endswith("lm_head.weight"):
+            head = torch.empty(slot.shape, dtype=self._dtype, device=self._device)
+            head[successor(slot.shape[0]).to(self._device)] = self._embedding(slot.shape) * (16 / slot.shape[1])
+            return head
+        deviation = 1 / math.sqrt(slot.shape[-1])
+        if slot.name.endswith(("o_proj.weight", "down_proj.weight")):
+            # what the 2 * num_layers sub-layers add up to, against an embedding of norm sqrt(hidden_size)
+            deviation *= self._noise * math.sqrt(self._config.hidden_size / (2 * self._config.num_layers))
+        return self._normal(slot.name, slot.shape, deviation)
+
+    def _embedding(self, shape: tuple[int, ...]) -> torch.Tensor:
+        return self._normal("embedding", shape, 1.0)
+
+    def _normal(self, name: str, shape: tuple[int, ...], deviation: float) -> torch.Tensor:
+        generator = torch.Generator(self._device).manual_seed((self._seed << 32) + zlib.crc32(name.encode()))
+        values = torch.empty(shape, dtype=self._dtype, device=self._device)
+        return values.normal_(0.0, deviation, generator=generator)
 
 
 def _shards(slots: list[Slot]) -> Iterator[list[Slot]]:
@@ -174,6 +217,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layers", type=int, help="cut the model to this many layers")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--noise", type=float, help="follow a fixed chain of tokens, with this much noise (try 0.1 to 1)"
+    )
     parser.add_argument("--device", default="cpu", help="torch device that draws the numbers")
     arguments = parser.parse_args()
     write(
