@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ssd_ascend import env  # noqa: F401 -- before anyone imports torch: see TORCH_DEVICE_BACKEND_AUTOLOAD there
+
 if TYPE_CHECKING:
     from ssd_ascend.core.sampling import SamplingParams
     from ssd_ascend.llm import LLM

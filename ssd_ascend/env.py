@@ -1,4 +1,4 @@
-"""The only reader of os.environ: one typed accessor per variable, read when asked, never at import.
+"""The only reader of os.environ: one typed accessor per variable, read when asked.
 
 The command lines use these as defaults (a flag beats the environment, the environment beats a preset); `doctor` and
 the documentation print `VARIABLES`.
@@ -7,10 +7,15 @@ the documentation print `VARIABLES`.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ssd_ascend.errors import ConfigError
+
+# The one thing done at import, as torch reads it when *it* is imported: device plug-ins are loaded by the backend that
+# wants them. Otherwise a torch_npu without its driver would break `import torch` for everybody, with a page of words.
+os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -107,6 +112,17 @@ def npu_emulator() -> bool:
 def cpu_kernels() -> bool:
     """SSD_CPU_KERNELS: whether the CPU backend compiles and uses its own kernels."""
     return _text("SSD_CPU_KERNELS") is None or _flag("SSD_CPU_KERNELS")
+
+
+def provide(defaults: Mapping[str, str]) -> None:
+    """Give libraries that read the environment themselves their settings; what the user has set stays."""
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def foreign(name: str) -> str | None:
+    """The value of another program's variable."""
+    return _text(name)
 
 
 def cache_home() -> Path:

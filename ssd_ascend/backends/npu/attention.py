@@ -1,0 +1,130 @@
+"""Paged attention on the NPU: one cache write and one fused call for prefill, decode and verify alike.
+
+`npu_fused_infer_attention_score` with packed tokens (TND), paged keys and values, and sparse_mode 3: causal, aligned to
+the end of each row's keys. It takes lengths as host integers; in a captured graph they are re-issued by `replan`.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+import torch_npu
+
+from ssd_ascend.backends.base import AttentionSpec
+from ssd_ascend.backends.npu.graphs import Recorder
+from ssd_ascend.backends.npu.ops import gather_angles, rotate
+from ssd_ascend.core.attention import AttentionMetadata
+from ssd_ascend.errors import ConfigError
+
+BLOCK_SIZE = 128
+_GRAIN = 16
+_WIDEST = 256
+_MASK = 2048
+
+
+class Lengths(NamedTuple):
+    """The host lists of one call: where each row's queries end among the packed tokens, and how many keys it has."""
+
+    query_ends: list[int]
+    kv_lens: list[int]
+
+
+class NpuAttention:
+    """`AttentionBackend`, and `RotatingAttention`: the angles of a step are gathered once for all layers."""
+
+    def __init__(self, spec: AttentionSpec, device: torch.device, recorder: Recorder) -> None:
+        if spec.block_size != BLOCK_SIZE:
+            raise ConfigError(f"the NPU has no KV blocks of {spec.block_size} tokens", remedy=f"use {BLOCK_SIZE}")
+        if spec.head_dim > _WIDEST:
+            raise ConfigError(f"the NPU's attention has no heads of width {spec.head_dim}; at most {_WIDEST}")
+        self.spec = spec
+        self._recorder = recorder
+        self._padding = -spec.head_dim % _GRAIN
+        # 1 means masked; one compressed mask serves every length
+        self._mask = torch.ones((_MASK, _MASK), dtype=torch.int8, device=device).triu_(1)
+        self._lengths = Lengths([], [])
+        self._angles: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._table: torch.Tensor | None = None
+        self.pending: Lengths | None = None
+
+    def kv_shape(self, num_blocks: int) -> tuple[int, ...]:
+        """(2, num_blocks, block_size, Hkv, D)."""
+        return (2, num_blocks, self.spec.block_size, self.spec.num_kv_heads, self.spec.head_dim)
+
+    def plan(self, meta: AttentionMetadata) -> None:
+        """Turn the host lengths into the operator's lists; what the last step gathered is stale."""
+        self._lengths = Lengths(list(accumulate(meta.query_lens_host)), list(meta.kv_lens_host))
+        self._angles = None
+        self._table = None
+
+    def replan(self, meta: AttentionMetadata, bucket: int) -> None:
+        """Keep the lengths of the step for the graph that replays next; padding is one more row, never looked at."""
+        ends = list(accumulate(meta.query_lens_host))
+        rows = meta.query_start.shape[0] - 1
+        used = ends[-1]
+        # idle rows own no tokens; the spare last row owns all padding, so that the list ends with the bucket's size
+        ends += [used] * (rows - len(ends)) + [bucket]
+        padding = bucket - used
+        kv_lens = [
+            *meta.kv_lens_host,
+            *[0] * (rows - meta.num_rows),
+            min(padding, meta.block_table.shape[1] * BLOCK_SIZE),
+        ]
+        self.pending = Lengths(ends, kv_lens)
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata, layer: int
+    ) -> torch.Tensor:
+        """Store k, v [T, Hkv, D], then attend with q [T, Hq, D] -> [T, Hq * D] (0 for padding)."""
+        torch_npu.npu_scatter_pa_kv_cache(
+            k.contiguous(), v.contiguous(), kv[0], kv[1], meta.slot_mapping, cache_mode="Norm"
+        )
+        return self._attend(q, kv, meta)
+
+    def forward_rotated(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+        kv: torch.Tensor,
+        meta: AttentionMetadata,
+        layer: int,
+    ) -> torch.Tensor:
+        """As `forward` after `Ops.rotary`."""
+        if self._angles is None:
+            self._angles = gather_angles(positions, cos_sin, q.dtype)
+        return self.forward(rotate(q, *self._angles), rotate(k, *self._angles), v, kv, meta, layer)
+
+    def _attend(self, q: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
+        tokens, used = q.shape[0], self._lengths.query_ends[-1]
+        assert used <= tokens, "plan() was called for another batch"
+        if used < tokens:  # padding after the last row: the operator wants every token to be some row's
+            attended = self._call(q[:used], kv, meta.block_table, self._lengths)
+            return torch.cat((attended, attended.new_zeros(tokens - used, attended.shape[1])))
+        return self._call(q, kv, meta.block_table, self._lengths)
+
+    def _call(self, q: torch.Tensor, kv: torch.Tensor, table: torch.Tensor, lengths: Lengths) -> torch.Tensor:
+        keys, values = kv[0], kv[1]
+        if self._padding:  # only toys have such heads: the whole cache is copied to pad it
+            q, keys, values = (torch.nn.functional.pad(x, (0, self._padding)) for x in (q, keys, values))
+        q = q.contiguous()
+        out, _ = torch_npu.npu_fused_infer_attention_score(
+            q,
+            keys.flatten(2),
+            values.flatten(2),
+            atten_mask=self._mask,
+            block_table=table.contiguous(),
+            input_layout="TND",
+            block_size=self.spec.block_size,
+            actual_seq_lengths=lengths.query_ends,
+            actual_seq_lengths_kv=lengths.kv_lens,
+            num_heads=self.spec.num_heads,
+            num_key_value_heads=self.spec.num_kv_heads,
+            scale=self.spec.scale,
+            sparse_mode=3,
+        )
+        return (out[..., : self.spec.head_dim] if self._padding else out).flatten(1)

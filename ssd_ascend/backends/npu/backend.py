@@ -1,0 +1,131 @@
+"""`NpuBackend`: Ascend NPUs behind the device seam; loaded by name through `backends/registry.py`.
+
+torch_npu is imported here and not by torch itself, so that the emulator can come first and what is missing is said in
+one sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from ssd_ascend import env
+from ssd_ascend.backends.base import AttentionBackend, AttentionSpec, Capabilities, GraphCapture, Memory, Ops
+from ssd_ascend.backends.npu import emulator, environment
+from ssd_ascend.backends.npu.soc import Soc, find_soc
+from ssd_ascend.errors import ConfigError
+
+_EMULATE = "set SSD_NPU_EMULATOR=1 to run on the emulator"
+
+
+class NpuBackend:
+    """The NPUs torch_npu sees."""
+
+    name: str = "npu"
+    device_type: str = "npu"
+    collective: str = "hccl"
+
+    def __init__(self) -> None:
+        self._npu, self._soc = _start()
+        # after torch_npu is there: these modules call it
+        from ssd_ascend.backends.npu.graphs import Recorder
+        from ssd_ascend.backends.npu.ops import NpuOps
+
+        self._recorder = Recorder()
+        self.ops: Ops = NpuOps()
+        self.capabilities = Capabilities(
+            graphs=False,
+            tree_mask=False,
+            device_lengths=False,
+            peer_transfer=True,
+            block_sizes=(128,),
+            dtypes=(torch.bfloat16, torch.float16),
+            max_verify_tokens=16,
+            row_invariant=False,
+        )
+
+    def device(self, index: int) -> torch.device:
+        """The index-th NPU, made current; ConfigError when there are fewer. An A3 card is two devices."""
+        count = self._npu.device_count()
+        if index >= count:
+            raise ConfigError(
+                f"there is no NPU {index}: this machine has {count}",
+                remedy="ask for fewer devices, or check ASCEND_RT_VISIBLE_DEVICES",
+            )
+        device = torch.device("npu", index)
+        self._npu.set_device(device)
+        return device
+
+    def describe(self, device: torch.device) -> str:
+        """Such as "npu: Ascend910_9392, Atlas A3 (910C) (emulated)"."""
+        suffix = " (emulated)" if emulator.is_loaded() else ""
+        return f"npu: {self._npu.get_device_name(device)}, {self._soc.name}{suffix}"
+
+    def memory(self, device: torch.device) -> Memory:
+        """Free and total bytes; what torch's allocator holds without using it counts as free."""
+        free, total = self._npu.mem_get_info(device)
+        idle = self._npu.memory_reserved(device) - self._npu.memory_allocated(device)
+        return Memory(free=free + idle, total=total)
+
+    def attention(self, spec: AttentionSpec, device: torch.device) -> AttentionBackend:
+        """Paged attention of one model."""
+        from ssd_ascend.backends.npu.attention import NpuAttention
+
+        return NpuAttention(spec, device, self._recorder)
+
+    def graphs(self, device: torch.device) -> GraphCapture | None:
+        """None so far."""
+        return None
+
+    def stream(self) -> AbstractContextManager[Any]:
+        """A stream of its own for the work queued inside."""
+        context: AbstractContextManager[Any] = self._npu.stream(self._npu.Stream())
+        return context
+
+    def synchronize(self, device: torch.device) -> None:
+        """Wait for everything queued."""
+        self._npu.synchronize(device)
+
+    def to_host(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """All tensors into one pinned buffer, one after the other on the stream, then one wait."""
+        # widest numbers first, so that every piece is aligned for its own type
+        order = sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size())
+        sizes = [tensors[i].numel() * tensors[i].element_size() for i in order]
+        staging = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
+        arrived: list[torch.Tensor] = [staging] * len(tensors)
+        for i, piece in zip(order, staging.split(sizes), strict=True):
+            arrived[i] = piece.view(tensors[i].dtype).view(tensors[i].shape)
+            arrived[i].copy_(tensors[i], non_blocking=True)
+        self._npu.current_stream().synchronize()
+        return arrived
+
+
+def _start() -> tuple[Any, Soc]:
+    """Settings, emulator, torch_npu, in this order; ConfigError says in one sentence what is missing."""
+    emulated = env.npu_emulator() or emulator.is_loaded()
+    if find_spec("torch_npu") is None:
+        raise ConfigError(
+            "device npu needs the package torch_npu, which is not installed",
+            remedy=f"pip install -r requirements/npu.txt in an environment of its own; without an NPU also {_EMULATE}",
+        )
+    environment.apply(emulated=emulated)
+    if emulated:
+        emulator.load()
+    try:
+        import torch_npu
+    except Exception as error:  # torch_npu reports what it misses as just that
+        raise ConfigError(
+            f"torch_npu does not load, so the CANN toolkit is missing or not set up ({str(error).splitlines()[0]})",
+            remedy=f"source set_env.sh of the Ascend toolkit, see docs/npu.md; without an NPU {_EMULATE}",
+        ) from error
+    if torch_npu.npu.device_count() == 0:
+        raise ConfigError(
+            "no NPU is visible", remedy=f"check npu-smi info and ASCEND_RT_VISIBLE_DEVICES; without an NPU {_EMULATE}"
+        )
+    torch_npu.npu.set_compile_mode(jit_compile=False)  # operators from the binary packages: no compiling per shape
+    torch_npu.npu.config.allow_internal_format = False
+    return torch_npu.npu, find_soc(torch_npu.npu.get_soc_version())

@@ -1,0 +1,366 @@
+// Streams, events and the device thread.
+#include "device.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <thread>
+
+namespace npu {
+namespace {
+
+constexpr int kMaxStreams = 1984;        // per device, RT api_ref/06_stream_management
+constexpr double kWaitLimitSeconds = 30; // hardware gives up with 507046 after minutes
+
+struct Event {
+  uint32_t flag = 0;
+  uint64_t recorded = 0;   // by the host, in order of submission
+  uint64_t completed = 0;  // by the device
+  double when = 0;
+  Graph* capture = nullptr;
+};
+
+// Leaked on purpose: the device thread may outlive static destructors.
+struct Machine {
+  std::mutex lock;
+  std::condition_variable work, progress;
+  std::set<Stream*> streams;
+  Stream* defaults[64] = {};
+  int32_t next_stream = 0;
+  bool started = false;
+  std::function<void(std::function<void()>)> wrapper = [](std::function<void()> body) { body(); };
+};
+Machine& machine() {
+  static Machine* it = new Machine;
+  return *it;
+}
+
+std::mutex& message_lock() {
+  static auto* it = new std::mutex;
+  return *it;
+}
+std::string& message() {
+  static auto* it = new std::string;
+  return *it;
+}
+
+// One try of the stream's first task, without the lock. Returns whether it is done.
+bool try_first(Stream* stream, std::unique_lock<std::mutex>& held) {
+  Node& first = stream->tasks.front();  // a deque: submissions at the back leave it where it is
+  stream->running = true;
+  held.unlock();
+  bool done = true;
+  aclError error = 0;
+  try {
+    done = stream->error ? true : first.task();
+  } catch (const std::exception& problem) {
+    error = fail(507015, first.name + ": " + problem.what());
+  }
+  held.lock();
+  stream->running = false;
+  if (error) stream->error = error;
+  if (!done && stream->waiting_since == 0) stream->waiting_since = now();
+  if (!done && now() - stream->waiting_since > kWaitLimitSeconds) {
+    stream->error = fail(507046, first.name + " waited " + std::to_string(int(kWaitLimitSeconds)) +
+                                     " s for something nobody did: a record is missing, or came too early");
+    done = true;
+  }
+  if (done) {
+    stream->waiting_since = 0;
+    stream->tasks.pop_front();
+  }
+  return done;
+}
+
+void serve() {
+  Machine& m = machine();
+  std::unique_lock<std::mutex> held(m.lock);
+  while (true) {
+    bool moved = false, waiting = false;
+    std::vector<Stream*> busy;
+    for (Stream* stream : m.streams)
+      if (!stream->tasks.empty()) busy.push_back(stream);
+    for (Stream* stream : busy) {
+      while (m.streams.count(stream) && !stream->tasks.empty()) {
+        if (!try_first(stream, held)) {
+          waiting = true;
+          break;
+        }
+        moved = true;
+      }
+    }
+    m.progress.notify_all();
+    if (moved) continue;
+    if (waiting)
+      m.work.wait_for(held, std::chrono::microseconds(200));
+    else
+      m.work.wait(held);
+  }
+}
+
+Stream* make_stream(int device) {
+  Machine& m = machine();
+  if (!m.started) {
+    m.started = true;
+    std::thread([&m] { m.wrapper(serve); }).detach();
+  }
+  auto* stream = new Stream;
+  stream->device = device;
+  stream->id = m.next_stream++;
+  m.streams.insert(stream);
+  return stream;
+}
+
+aclError no_sync(const char* call) {
+  return fail(107041, std::string(call) + " while a stream is being captured");
+}
+
+}  // namespace
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void set_thread_start(std::function<void(std::function<void()>)> wrapper) { machine().wrapper = std::move(wrapper); }
+
+aclError fail(aclError code, const std::string& text) {
+  std::lock_guard<std::mutex> held(message_lock());
+  message() = "[emulated NPU] " + text;
+  return code;
+}
+
+Stream* stream_of(aclrtStream handle) {
+  if (handle) return static_cast<Stream*>(handle);
+  Machine& m = machine();
+  std::lock_guard<std::mutex> held(m.lock);
+  Stream*& stream = m.defaults[current_device()];
+  if (!stream) stream = make_stream(current_device());
+  return stream;
+}
+
+bool spoils_capture(const std::string& call) {
+  Machine& m = machine();
+  std::lock_guard<std::mutex> held(m.lock);
+  for (Stream* stream : m.streams)
+    if (stream->capture && stream->capture->mode != ACL_MODEL_RI_CAPTURE_MODE_RELAXED) {
+      if (stream->capture->invalid.empty()) stream->capture->invalid = call;
+      return true;
+    }
+  return false;
+}
+
+aclError submit(aclrtStream handle, std::string name, Task task) {
+  Stream* stream = stream_of(handle);
+  Machine& m = machine();
+  std::lock_guard<std::mutex> held(m.lock);
+  if (stream->updating) {
+    stream->update.push_back({std::move(name), std::move(task)});
+    return 0;
+  }
+  if (stream->capture) {
+    stream->capture->nodes.push_back({std::move(name), std::move(task)});
+    return 0;
+  }
+  if (stream->error) return stream->error;
+  stream->tasks.push_back({std::move(name), std::move(task)});
+  m.work.notify_one();
+  return 0;
+}
+
+aclError drain(Stream* only) {
+  Machine& m = machine();
+  std::unique_lock<std::mutex> held(m.lock);
+  const int device = current_device();
+  aclError error = 0;
+  m.progress.wait(held, [&] {
+    for (Stream* stream : m.streams) {
+      if (only ? stream != only : stream->device != device) continue;
+      if (!stream->tasks.empty()) return false;
+      if (stream->error) error = stream->error;
+    }
+    return true;
+  });
+  return error;
+}
+
+}  // namespace npu
+
+using namespace npu;
+
+extern "C" {
+
+const char* aclGetRecentErrMsg() {
+  static thread_local std::string copy;
+  std::lock_guard<std::mutex> held(message_lock());
+  copy.swap(message());
+  message().clear();
+  return copy.empty() ? nullptr : copy.c_str();
+}
+
+aclError aclrtCreateStreamWithConfig(aclrtStream* stream, uint32_t, uint32_t) {
+  Machine& m = machine();
+  std::lock_guard<std::mutex> held(m.lock);
+  if (m.streams.size() >= kMaxStreams) return fail(207008, "stream resources are insufficient (EL0009)");
+  *stream = make_stream(current_device());
+  return 0;
+}
+aclError aclrtCreateStream(aclrtStream* stream) { return aclrtCreateStreamWithConfig(stream, 0, 0); }
+
+aclError aclrtDestroyStreamForce(aclrtStream handle) {
+  Machine& m = machine();
+  std::unique_lock<std::mutex> held(m.lock);
+  auto* stream = static_cast<Stream*>(handle);
+  m.progress.wait(held, [&] { return !stream->running; });
+  m.streams.erase(stream);
+  delete stream;
+  return 0;
+}
+aclError aclrtDestroyStream(aclrtStream handle) {
+  drain(static_cast<Stream*>(handle));
+  return aclrtDestroyStreamForce(handle);
+}
+
+aclError aclrtStreamGetId(aclrtStream handle, int32_t* id) {
+  *id = stream_of(handle)->id;
+  return 0;
+}
+
+aclError aclrtSynchronizeStream(aclrtStream handle) {
+  Stream* stream = stream_of(handle);
+  if (stream->capture || spoils_capture("synchronize stream")) return no_sync("aclrtSynchronizeStream");
+  return drain(stream);
+}
+aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t) { return aclrtSynchronizeStream(stream); }
+
+aclError aclrtSynchronizeDevice() {
+  if (spoils_capture("synchronize device")) return no_sync("aclrtSynchronizeDevice");
+  return drain(nullptr);
+}
+aclError aclrtSynchronizeDeviceWithTimeout(int32_t) { return aclrtSynchronizeDevice(); }
+
+aclError aclrtStreamQuery(aclrtStream handle, aclrtStreamStatus* status) {
+  Stream* stream = stream_of(handle);
+  if (stream->capture) return no_sync("aclrtStreamQuery");
+  std::lock_guard<std::mutex> held(machine().lock);
+  *status = stream->tasks.empty() ? ACL_STREAM_STATUS_COMPLETE : ACL_STREAM_STATUS_NOT_READY;
+  return stream->error;
+}
+
+aclError aclrtCreateEventExWithFlag(aclrtEvent* event, uint32_t flag) {
+  auto* made = new Event;
+  made->flag = flag;
+  *event = made;
+  return 0;
+}
+aclError aclrtCreateEventWithFlag(aclrtEvent* event, uint32_t flag) { return aclrtCreateEventExWithFlag(event, flag); }
+aclError aclrtCreateEvent(aclrtEvent* event) { return aclrtCreateEventExWithFlag(event, 0); }
+
+// Kept until the process ends: tasks still queued may name it, and it is forty bytes.
+aclError aclrtDestroyEvent(aclrtEvent) { return 0; }
+
+aclError aclrtRecordEvent(aclrtEvent handle, aclrtStream stream_handle) {
+  auto* event = static_cast<Event*>(handle);
+  Stream* stream = stream_of(stream_handle);
+  uint64_t number;
+  {
+    std::lock_guard<std::mutex> held(machine().lock);
+    event->capture = stream->capture;
+    if (stream->capture) return 0;  // inside a graph, order of capture is order of execution
+    number = ++event->recorded;
+  }
+  return submit(stream_handle, "record event", [event, number] {
+    event->when = now();
+    event->completed = number;
+    return true;
+  });
+}
+
+aclError aclrtStreamWaitEvent(aclrtStream stream_handle, aclrtEvent handle) {
+  auto* event = static_cast<Event*>(handle);
+  Stream* stream = stream_of(stream_handle);
+  uint64_t number;
+  {
+    std::lock_guard<std::mutex> held(machine().lock);
+    if (event->capture && !stream->capture) stream->capture = event->capture;  // it joins the capture
+    if (stream->capture) {
+      if (event->capture == stream->capture || event->recorded == event->completed) return 0;
+      return fail(107031, "a captured stream waits for an event recorded outside its graph");
+    }
+    number = event->recorded;
+  }
+  return submit(stream_handle, "wait for event", [event, number] { return event->completed >= number; });
+}
+aclError aclrtStreamWaitEventWithTimeout(aclrtStream s, aclrtEvent e, int32_t) { return aclrtStreamWaitEvent(s, e); }
+
+aclError aclrtResetEvent(aclrtEvent, aclrtStream) { return 0; }  // records are counted, so nothing is left set
+
+aclError aclrtQueryEventStatus(aclrtEvent handle, aclrtEventRecordedStatus* status) {
+  auto* event = static_cast<Event*>(handle);
+  if (event->capture) return no_sync("aclrtQueryEventStatus");
+  std::lock_guard<std::mutex> held(machine().lock);
+  *status = event->completed == event->recorded ? ACL_EVENT_RECORDED_STATUS_COMPLETE : ACL_EVENT_RECORDED_STATUS_NOT_READY;
+  return 0;
+}
+
+aclError aclrtQueryEventWaitStatus(aclrtEvent handle, aclrtEventWaitStatus* status) {
+  auto* event = static_cast<Event*>(handle);
+  std::lock_guard<std::mutex> held(machine().lock);
+  *status = event->completed == event->recorded ? ACL_EVENT_WAIT_STATUS_COMPLETE : ACL_EVENT_WAIT_STATUS_NOT_READY;
+  return 0;
+}
+
+aclError aclrtSynchronizeEvent(aclrtEvent handle) {
+  if (spoils_capture("synchronize event")) return no_sync("aclrtSynchronizeEvent");
+  auto* event = static_cast<Event*>(handle);
+  Machine& m = machine();
+  std::unique_lock<std::mutex> held(m.lock);
+  m.progress.wait(held, [&] {
+    if (event->completed >= event->recorded) return true;
+    for (Stream* stream : m.streams)
+      if (stream->error) return true;  // it will never be recorded
+    return false;
+  });
+  for (Stream* stream : m.streams)
+    if (stream->error) return stream->error;
+  return 0;
+}
+aclError aclrtSynchronizeEventWithTimeout(aclrtEvent event, int32_t) { return aclrtSynchronizeEvent(event); }
+
+aclError aclrtEventElapsedTime(float* ms, aclrtEvent start, aclrtEvent end) {
+  *ms = float((static_cast<Event*>(end)->when - static_cast<Event*>(start)->when) * 1e3);
+  return 0;
+}
+aclError aclrtEventGetTimestamp(aclrtEvent event, uint64_t* microseconds) {
+  *microseconds = uint64_t(static_cast<Event*>(event)->when * 1e6);
+  return 0;
+}
+
+aclError aclrtLaunchHostFunc(aclrtStream stream, aclrtHostFunc function, void* args) {
+  return submit(stream, "host function", [function, args] {
+    function(args);
+    return true;
+  });
+}
+
+aclError aclrtValueWrite(void* address, uint64_t value, uint32_t, aclrtStream stream) {
+  return submit(stream, "write value", [address, value] {
+    *static_cast<volatile uint64_t*>(address) = value;
+    return true;
+  });
+}
+
+aclError aclrtValueWait(void* address, uint64_t value, uint32_t flag, aclrtStream stream) {
+  return submit(stream, "wait for value", [address, value, flag] {
+    const uint64_t found = *static_cast<volatile uint64_t*>(address);
+    switch (flag) {
+      case ACL_STREAM_WAIT_VALUE_GEQ: return found >= value;
+      case ACL_STREAM_WAIT_VALUE_EQ: return found == value;
+      case ACL_STREAM_WAIT_VALUE_AND: return (found & value) != 0;
+      default: return ~(found | value) != 0;
+    }
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,78 @@
+// The emulated device: streams of tasks run by one thread. Used by the files beside it and by libopapi (submit, fail).
+//
+// A task answers true when it is done and false while it must wait; a stream waits behind its first task, as on
+// hardware. A task that throws breaks its stream: the error surfaces at the next synchronisation, as on hardware.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <acl/acl_rt.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+namespace npu {
+
+using Task = std::function<bool()>;
+
+struct Node {
+  std::string name;
+  Task task;
+};
+
+struct Graph;
+
+struct TaskGroup {
+  Graph* graph;
+  size_t first;
+  size_t last;
+};
+
+struct Graph {
+  std::vector<Node> nodes;
+  std::vector<TaskGroup*> groups;
+  aclmdlRICaptureMode mode;
+  std::string invalid;  // why the capture cannot succeed, once something forbidden was done during it
+  uint32_t id = 0;
+};
+
+struct Stream {
+  int device = 0;
+  int32_t id = 0;
+  std::deque<Node> tasks;
+  bool running = false;  // its first task is being tried
+  aclError error = 0;    // sticky, like the state of a broken stream
+  double waiting_since = 0;
+  Graph* capture = nullptr;
+  TaskGroup* open_group = nullptr;   // being captured
+  TaskGroup* updating = nullptr;     // being updated
+  std::vector<Node> update;
+};
+
+// Queues a task, or records it where the stream captures, or takes it as an update of a task group.
+EXPORT aclError submit(aclrtStream stream, std::string name, Task task);
+
+// Remembers the message for aclGetRecentErrMsg and hands the code back.
+EXPORT aclError fail(aclError code, const std::string& message);
+
+// The stream behind a handle; null is the default stream of the current device.
+Stream* stream_of(aclrtStream handle);
+
+// Whether any stream captures in a mode that forbids synchronous calls; then the capture is invalid, for this reason.
+bool spoils_capture(const std::string& call);
+
+int current_device();
+bool is_pinned(const void* pointer);
+
+// Blocks until these streams (all of the device's, when null) are empty; the first error met.
+aclError drain(Stream* stream);
+
+// Runs inside the device thread, before its first task.
+EXPORT void set_thread_start(std::function<void(std::function<void()>)> wrapper);
+
+double now();
+
+}  // namespace npu

@@ -1,0 +1,130 @@
+// Captured graphs (aclmdlRI): recorded nodes, replayed in order; task groups whose nodes an update replaces.
+#include <memory>
+#include <stdexcept>
+
+#include "device.h"
+
+using namespace npu;
+
+namespace {
+uint32_t next_id = 0;
+}
+
+extern "C" {
+
+aclError aclmdlRICaptureBegin(aclrtStream handle, aclmdlRICaptureMode mode) {
+  if (!handle) return fail(107030, "the default stream cannot be captured");
+  Stream* stream = stream_of(handle);
+  if (stream->capture) return fail(107032, "the stream is being captured already");
+  stream->capture = new Graph;
+  stream->capture->mode = mode;
+  stream->capture->id = next_id++;
+  return 0;
+}
+
+aclError aclmdlRICaptureEnd(aclrtStream handle, aclmdlRI* out) {
+  Stream* stream = stream_of(handle);
+  Graph* graph = stream->capture;
+  *out = nullptr;
+  if (!graph) return fail(107036, "the stream is not being captured");
+  stream->capture = nullptr;
+  if (stream->open_group) {
+    stream->open_group = nullptr;
+    return fail(107034, "the capture ended inside a task group");
+  }
+  if (!graph->invalid.empty()) return fail(107041, "the capture is invalid: " + graph->invalid);
+  *out = graph;
+  return 0;
+}
+
+aclError aclmdlRICaptureGetInfo(aclrtStream handle, aclmdlRICaptureStatus* status, aclmdlRI* model) {
+  Graph* graph = handle ? stream_of(handle)->capture : nullptr;
+  *status = !graph                    ? ACL_MODEL_RI_CAPTURE_STATUS_NONE
+            : graph->invalid.empty() ? ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE
+                                     : ACL_MODEL_RI_CAPTURE_STATUS_INVALIDATED;
+  *model = graph;
+  return 0;
+}
+
+aclError aclmdlRICaptureThreadExchangeMode(aclmdlRICaptureMode* mode) {
+  static thread_local aclmdlRICaptureMode current = ACL_MODEL_RI_CAPTURE_MODE_GLOBAL;
+  std::swap(*mode, current);
+  return 0;
+}
+
+aclError aclmdlRIExecuteAsync(aclmdlRI handle, aclrtStream stream) {
+  auto* graph = static_cast<Graph*>(handle);
+  auto next = std::make_shared<size_t>(0);
+  return submit(stream, "graph", [graph, next] {
+    for (; *next < graph->nodes.size(); ++*next) {
+      Node& node = graph->nodes[*next];
+      try {
+        if (!node.task()) return false;
+      } catch (const std::exception& problem) {
+        throw std::runtime_error("node " + std::to_string(*next) + ", " + node.name + ": " + problem.what());
+      }
+    }
+    return true;
+  });
+}
+
+// Its nodes may still be queued: torch_npu synchronises before it destroys, so they are not.
+aclError aclmdlRIDestroy(aclmdlRI handle) {
+  auto* graph = static_cast<Graph*>(handle);
+  for (TaskGroup* group : graph->groups) delete group;
+  delete graph;
+  return 0;
+}
+
+aclError aclmdlRIGetId(aclmdlRI handle, uint32_t* id) {
+  *id = static_cast<Graph*>(handle)->id;
+  return 0;
+}
+
+aclError aclmdlRICaptureTaskGrpBegin(aclrtStream handle) {
+  Stream* stream = stream_of(handle);
+  if (!stream->capture || stream->open_group) return fail(107033, "a task group begins in a capture, one at a time");
+  stream->open_group = new TaskGroup{stream->capture, stream->capture->nodes.size(), 0};
+  return 0;
+}
+
+aclError aclmdlRICaptureTaskGrpEnd(aclrtStream handle, aclrtTaskGrp* out) {
+  Stream* stream = stream_of(handle);
+  TaskGroup* group = stream->open_group;
+  if (!group) return fail(107033, "no task group is open");
+  stream->open_group = nullptr;
+  group->last = stream->capture->nodes.size();
+  if (group->first == group->last) return fail(107033, "an empty task group");
+  stream->capture->groups.push_back(group);
+  *out = group;
+  return 0;
+}
+
+aclError aclmdlRICaptureTaskUpdateBegin(aclrtStream handle, aclrtTaskGrp group) {
+  Stream* stream = stream_of(handle);
+  if (stream->capture || stream->updating) return fail(107033, "an update needs a stream that does nothing else");
+  stream->updating = static_cast<TaskGroup*>(group);
+  return 0;
+}
+
+aclError aclmdlRICaptureTaskUpdateEnd(aclrtStream handle) {
+  Stream* stream = stream_of(handle);
+  TaskGroup* group = stream->updating;
+  if (!group) return fail(107033, "no update is open");
+  stream->updating = nullptr;
+  auto nodes = std::make_shared<std::vector<Node>>(std::move(stream->update));
+  stream->update.clear();
+  if (nodes->size() != group->last - group->first)
+    return fail(107040, "an update of " + std::to_string(group->last - group->first) + " tasks with " +
+                            std::to_string(nodes->size()));
+  for (size_t i = 0; i < nodes->size(); ++i) {
+    const std::string& captured = group->graph->nodes[group->first + i].name;
+    if (captured != (*nodes)[i].name) return fail(107040, "captured " + captured + ", updated with " + (*nodes)[i].name);
+  }
+  return submit(handle, "update task group", [group, nodes] {
+    for (size_t i = 0; i < nodes->size(); ++i) group->graph->nodes[group->first + i] = (*nodes)[i];
+    return true;
+  });
+}
+
+}  // extern "C"

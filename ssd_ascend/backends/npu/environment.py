@@ -1,0 +1,49 @@
+"""Every environment setting of torch_npu and CANN that we rely on, with its reason; applied before torch_npu loads.
+
+What the user has set stays: these are defaults. `docs/npu.md` prints this table.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ssd_ascend import env
+from ssd_ascend.errors import ConfigError
+
+
+class Setting(NamedTuple):
+    """One variable, its value, and why."""
+
+    name: str
+    value: str
+    reason: str
+    emulated: bool = True
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        "TORCH_NPU_FALLBACK_CPU_DISABLE", "1",
+        "an operator without an NPU kernel must be an error: run on the CPU it would stall the device at every step",
+    ),
+    Setting("TASK_QUEUE_ENABLE", "1", "Python runs ahead of the launches; 2 is refused while a graph is captured"),
+    Setting(
+        "PYTORCH_NPU_ALLOC_CONF", "expandable_segments:True",
+        "steps of many sizes fragment fixed segments; the emulator has no virtual address calls",
+        emulated=False,
+    ),
+    Setting("HCCL_CONNECT_TIMEOUT", "300", "seconds; ranks load their weights before they first meet"),
+)  # fmt: skip
+
+FORBIDDEN = {
+    "ASCEND_LAUNCH_BLOCKING": ("1", "it forbids captured graphs and makes every launch synchronous"),
+    "TASK_QUEUE_ENABLE": ("2", "torch_npu refuses it while a graph is captured"),
+}
+"""Values that are legal for torch_npu and wrong for us."""
+
+
+def apply(*, emulated: bool) -> None:
+    """Set the defaults; ConfigError for a value that cannot work."""
+    env.provide({setting.name: setting.value for setting in SETTINGS if setting.emulated or not emulated})
+    for name, (value, reason) in FORBIDDEN.items():
+        if env.foreign(name) == value:
+            raise ConfigError(f"{name}={value} does not work here: {reason}", remedy=f"unset {name}")
