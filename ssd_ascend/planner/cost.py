@@ -1,0 +1,201 @@
+"""How long a round takes: roofline plus overheads for a forward, alpha plus beta for a message. Microseconds.
+
+A forward is bound by its weights and KV cache (memory) or by its products (compute), and pays overheads per layer that
+neither explains. tests/unit/test_planner_measured.py holds the model against what was measured; docs/topology.md tells
+how far off it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ssd_ascend.config.plan import Speed, Times
+from ssd_ascend.planner.rates import Rates
+from ssd_ascend.planner.shapes import Shape
+
+_INT = 8  # bytes of an integer on the wire
+_HEADER_INTS = 5  # sequence id, accepted, recovery token, length, number of blocks
+_KV_BLOCK = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What is asked of the models: `width` is branches per sequence, `acceptance` and `hit_rate` are chances."""
+
+    batch: int
+    context: int
+    lookahead: int
+    width: int
+    sampled: bool
+    acceptance: float
+    hit_rate: float
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Expected tokens of a round whose drafts each stand with chance `acceptance`: 1 + a + ... + a^K."""
+        return sum(self.acceptance**accepted for accepted in range(self.lookahead + 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """One or more forwards in turn: `busy_us` the memory or the arithmetic works, `idle_us` neither does."""
+
+    busy_us: float
+    idle_us: float
+
+    @property
+    def total_us(self) -> float:
+        """From start to end."""
+        return self.busy_us + self.idle_us
+
+    def __add__(self, other: Forward) -> Forward:
+        return Forward(busy_us=self.busy_us + other.busy_us, idle_us=self.idle_us + other.idle_us)
+
+    def __mul__(self, times: float) -> Forward:
+        return Forward(busy_us=self.busy_us * times, idle_us=self.idle_us * times)
+
+
+def forward(shape: Shape, rates: Rates, *, rows: int, kv_bytes: float, tp: int = 1, step_us: float = 0.0) -> Forward:
+    """One forward of `rows` tokens on one of `tp` ranks, without what the ranks say to each other."""
+    stream = (shape.step_bytes / tp + kv_bytes) / rates.memory
+    compute = 2 * shape.step_params * rows / tp / rates.compute
+    per_layer = rates.layer_us if rows == 1 else rates.layer_rows_us
+    return Forward(busy_us=max(stream, compute), idle_us=shape.layers * per_layer + step_us)
+
+
+def draft_steps(shape: Shape, rates: Rates, *, steps: int, rows: int, kv_bytes: float = 0.0) -> Forward:
+    """`steps` forwards of `rows` tokens one after the other, and what the draft does once a round."""
+    step = forward(shape, rates, rows=rows, kv_bytes=kv_bytes, step_us=rates.draft_step_us)
+    once = Forward(busy_us=shape.round_params * shape.dtype_bytes / rates.memory, idle_us=0.0)
+    return step * steps + once
+
+
+def side_by_side_us(one: Forward, other: Forward) -> float:
+    """Two things at once on one device: they share its memory, but each works while the other pays overheads."""
+    return one.total_us + other.total_us - min(one.idle_us, other.idle_us)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One packed message each way for every speculator; the bytes are of all of them together."""
+
+    us: float
+    down_bytes: int
+    up_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Target and draft on given devices under a given load. `crowd` copies share one host's memory (CPU)."""
+
+    target: Shape
+    draft: Shape | None
+    rates: Rates
+    load: Load
+    tp: int
+    tp_level: str
+    crowd: int = 1
+
+    def verify(self, rows_per_sequence: int) -> Forward:
+        """The target over `rows_per_sequence` tokens of every sequence, collectives included."""
+        rows = rows_per_sequence * self.load.batch
+        kv = self.load.batch * self.load.context * self.target.kv_bytes_per_token / min(self.tp, self.target.kv_heads)
+        step = forward(self.target, self.rates, rows=rows, kv_bytes=kv, tp=self.tp, step_us=self.rates.step_us)
+        crowd = self.crowd * (self.tp if self.rates.shares_host else 1)
+        return Forward(busy_us=step.busy_us * crowd, idle_us=step.idle_us + self._collectives_us(rows))
+
+    def _collectives_us(self, rows: int) -> float:
+        if self.tp == 1:
+            return 0.0
+        hidden = rows * self.target.hidden * self.target.dtype_bytes
+        logits = rows * self.target.vocab * self.target.dtype_bytes
+        reduce_us = self.rates.all_reduce_us(hidden, self.tp, self.tp_level)
+        return 2 * self.target.layers * reduce_us + self.rates.gather_us(logits / self.tp, self.tp_level, self.tp)
+
+    def drafting(self, draft: Shape, sequences: int) -> Forward:
+        """Drafting on demand for `sequences`: K steps of one row each."""
+        kv = sequences * self.load.context * draft.kv_bytes_per_token
+        steps = draft_steps(draft, self.rates, steps=self.load.lookahead, rows=sequences, kv_bytes=kv)
+        return Forward(busy_us=steps.busy_us * self.crowd, idle_us=steps.idle_us)
+
+    def branching(self, draft: Shape, sequences: int) -> Forward:
+        """Preparing every branch for `sequences`: one glue pass over K + 1 rows, then K steps of `width` rows each."""
+        kv = sequences * self.load.context * draft.kv_bytes_per_token
+        glue_rows = sequences * (self.load.lookahead + 1)
+        glue = forward(draft, self.rates, rows=glue_rows, kv_bytes=kv, step_us=self.rates.draft_step_us)
+        rows = sequences * self.load.width
+        steps = glue + draft_steps(draft, self.rates, steps=self.load.lookahead, rows=rows, kv_bytes=kv)
+        return Forward(busy_us=steps.busy_us * self.crowd, idle_us=steps.idle_us)
+
+    def message(self, draft: Shape, speculators: int, level: str) -> Message:
+        """Outcomes and features down, drafts up (and their law when sampling), posted one speculator after another."""
+        load, link = self.load, self.rates.links[level]
+        blocks = -(-load.context // _KV_BLOCK)
+        ints = _HEADER_INTS + blocks + load.lookahead + 1
+        down = load.batch * (_INT * ints + draft.feature_bytes * (load.lookahead + 1))
+        law = load.lookahead * draft.vocab * draft.dtype_bytes if load.sampled else 0
+        up = load.batch * (_INT * (load.lookahead + 1) + law)
+        wire = max((down + up) / speculators / link.pair, (down + up) / link.device)
+        posted = 1 + speculators
+        return Message(
+            us=posted * (self.rates.message_us + link.latency_us) + wire, down_bytes=round(down), up_bytes=round(up)
+        )
+
+    def plain(self) -> Speed:
+        """Decoding without drafts."""
+        return self._speed("none", self.verify(1).total_us, 1.0)
+
+    def in_turn(self, draft: Shape) -> Speed:
+        """Classic speculative decoding: the draft runs on the target's first device, then the target verifies."""
+        us = self.verify(self.load.lookahead + 1).total_us + self.drafting(draft, self.load.batch).total_us
+        return self._speed("sd", us + self.rates.round_us, self.load.tokens_per_round)
+
+    def ahead(self, draft: Shape, speculators: int, level: str) -> Speed:
+        """Speculating during verification. A row the cache did not foresee declines, or its drafting is waited for;
+        the better of the two is told."""
+        load = self.load
+        shard = -(-load.batch // speculators)
+        verify, wide = self.verify(load.lookahead + 1), self.branching(draft, shard)
+        overlapped = side_by_side_us(verify, wide) if self.rates.shares_host else max(verify.total_us, wide.total_us)
+        us = overlapped + self.message(draft, speculators, level).us + self.rates.round_us
+        tokens = load.tokens_per_round
+        late = (1.0 - load.hit_rate**load.batch) * self.drafting(draft, shard).total_us
+        declines = self._speed("ssd", us, load.hit_rate * tokens + 1.0 - load.hit_rate, on_miss="decline")
+        waits = self._speed("ssd", us + late, tokens, on_miss="draft")
+        return max(declines, waits, key=lambda speed: speed.tokens_per_s)
+
+    def _speed(
+        self,
+        mode: Literal["none", "sd", "ssd"],
+        us: float,
+        tokens: float,
+        *,
+        on_miss: Literal["draft", "decline"] | None = None,
+    ) -> Speed:
+        return Speed(
+            mode=mode,
+            round_ms=us / 1e3,
+            tokens_per_round=tokens,
+            tokens_per_s=self.load.batch * tokens * 1e6 / us,
+            on_miss=on_miss,
+        )
+
+    def times(self, speculators: int, level: str | None) -> Times:
+        """The parts of a round, for the plan's reader."""
+        decode, verify = self.verify(1).total_us / 1e3, self.verify(self.load.lookahead + 1).total_us / 1e3
+        if self.draft is None:
+            return Times(decode_ms=decode, verify_ms=verify)
+        drafting = self.drafting(self.draft, self.load.batch).total_us / 1e3
+        if not speculators or level is None:
+            return Times(decode_ms=decode, verify_ms=verify, draft_ms=drafting)
+        message = self.message(self.draft, speculators, level)
+        return Times(
+            decode_ms=decode,
+            verify_ms=verify,
+            draft_ms=drafting,
+            wide_draft_ms=self.branching(self.draft, -(-self.load.batch // speculators)).total_us / 1e3,
+            message_ms=message.us / 1e3,
+            message_down_bytes=message.down_bytes,
+            message_up_bytes=message.up_bytes,
+        )
