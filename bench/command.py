@@ -57,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     flag("--openai-url", metavar="URL", help="measure this server instead of an engine in this process")
     flag("--api-key", metavar="KEY", help="key of that server")
     flag("--clients", metavar="LIST", help="concurrent streaming clients; starts our own server unless --openai-url")
+    flag("--soak", type=int, metavar="N", help="N rounds with an eye on memory; without --model, of a tiny model")
     flag("--json", metavar="FILE", help="where the result goes")
     flag("--markdown", metavar="FILE", help="the tables, to a file as well")
     flag("--plots", metavar="DIR", help="PNG pictures; needs matplotlib")
@@ -74,16 +75,12 @@ def positive_list(text: str, flag: str) -> list[int]:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write. Returns the exit status."""
-    if getattr(args, "openai_url", None) is None and getattr(args, "clients", None) is None:
-        from bench.offline import measure
-    else:
-        from bench.online import measure
     from bench import report
 
     notices = reference_line.translate(args, num_devices=_num_devices(args))
     for notice in notices:
         print(f"note: {notice}", file=sys.stderr)
-    outcome = measure(args)
+    outcome = _measure(args)
     tables = report.tables(outcome)
     print(tables)
     if path := getattr(args, "json", None):
@@ -96,6 +93,17 @@ def run(args: argparse.Namespace) -> int:
         for picture in draw_all(outcome, Path(path)):
             print(f"drew {picture}", file=sys.stderr)
     return 1 if outcome.get("failures") else 0
+
+
+def _measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Whichever benchmark the flags ask for; each brings its own packages."""
+    if hasattr(args, "soak"):
+        from bench.soak import measure
+    elif hasattr(args, "openai_url") or hasattr(args, "clients"):
+        from bench.online import measure
+    else:
+        from bench.offline import measure
+    return measure(args)
 
 
 def _num_devices(args: argparse.Namespace) -> int | None:

@@ -9,7 +9,7 @@ from typing import Self
 
 from bench.cases import Case
 from bench.samples import Drafting, Sample, Step
-from ssd_ascend import catalogue, trace
+from ssd_ascend import trace
 from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.core.request import EngineRequest, TokenDelta
@@ -151,7 +151,8 @@ class OwnEngine:
         return law
 
     def _drive(self, run: _Run) -> None:
-        last, hits, commit_ns = run.began_ns, self.engine.stats().speculation.hits, 0
+        last, commit_ns = run.began_ns, 0
+        before = self.engine.stats().speculation
         while self.engine.has_work:
             trace.reset()
             deltas = self.engine.step()
@@ -167,11 +168,12 @@ class OwnEngine:
                     num_tokens=sum(len(delta.token_ids) for delta in deltas),
                     is_decode=no_first and len(deltas) == stats.running + ended,
                     spans_ns=spans,
-                    hits=stats.speculation.hits - hits,
+                    hits=stats.speculation.hits - before.hits,
+                    idle_ns=min(now - last, int((stats.speculation.draft_idle_s - before.draft_idle_s) * 1e9)),
                     rounds_ns=commit_ns + spans.get("schedule", 0) + spans.get("propose", 0),
                 )
             )
-            last, hits, commit_ns = now, stats.speculation.hits, spans.get("commit", 0)
+            last, before, commit_ns = now, stats.speculation, spans.get("commit", 0)
 
 
 def _difference(before: SpeculationStats, after: SpeculationStats) -> Drafting:
@@ -190,13 +192,5 @@ def _difference(before: SpeculationStats, after: SpeculationStats) -> Drafting:
         miss_rows=after.miss_rows - before.miss_rows,
         miss_rows_tokens=after.miss_tokens - before.miss_tokens,
         wasted=after.wasted - before.wasted,
-        draft_idle_s=after.draft_idle_s - before.draft_idle_s,
         cache_bytes=after.cache_bytes,
     )
-
-
-def model_length(config: EngineConfig) -> int:
-    """The longest sequence the model was made for."""
-    from ssd_ascend.weights.loader import read_config
-
-    return read_config(catalogue.resolve_model(config.model)).max_position_embeddings

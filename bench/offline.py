@@ -15,7 +15,7 @@ import torch
 from bench import cases, report
 from bench.cases import Case, Texts
 from bench.equality import differences, put_equality
-from bench.modes import Mode, OwnEngine, fit_cache, model_length, parse_modes
+from bench.modes import Mode, OwnEngine, fit_cache, parse_modes
 from bench.samples import Sample
 from bench.summary import Row, put_ratio, summarise
 from ssd_ascend import catalogue
@@ -24,6 +24,7 @@ from ssd_ascend.errors import ConfigError
 from ssd_ascend.flags import engine_config
 from ssd_ascend.progress import bar
 from ssd_ascend.text import Tokenizer
+from ssd_ascend.weights.loader import read_config
 
 _WARM_UP_TOKENS = 24
 _EXAMPLE_PROMPTS = 8
@@ -78,9 +79,10 @@ def make_plan(args: argparse.Namespace) -> Plan:
     base = replace(base, prefix_cache=bool(given.get("keep_prefix_cache")))
     prompts = load_cases(args, base.model, base.chat_template)
     longest = max(len(case.token_ids) for case in prompts) + output_len
-    if longest > model_length(base):
+    limit = read_config(catalogue.resolve_model(base.model)).max_position_embeddings
+    if longest > limit:
         raise ConfigError(
-            f"the longest prompt and its answer have {longest} tokens, the model was made for {model_length(base)}",
+            f"the longest prompt and its answer have {longest} tokens, the model was made for {limit}",
             remedy="lower --output-len",
         )
     modes = parse_modes(given.get("modes", "none"), base)
@@ -99,9 +101,10 @@ def make_plan(args: argparse.Namespace) -> Plan:
 def load_cases(args: argparse.Namespace, model: str, chat_template: str | None = None) -> list[Case]:
     """The prompts that were asked for, tokenized for `model`; says on standard error where they are not quite those."""
     given = vars(args)
-    tokenizer = Tokenizer.load(catalogue.resolve_model(model), chat_template=chat_template)
+    path = catalogue.resolve_model(model)
     if given.get("random"):
-        return cases.random_cases(given.get("prompts", 8), given.get("input_len", 128), tokenizer.vocab_size)
+        return cases.random_cases(given.get("prompts", 8), given.get("input_len", 128), read_config(path).vocab_size)
+    tokenizer = Tokenizer.load(path, chat_template=chat_template)
     groups = load_texts(args)
     return cases.encode(groups, tokenizer, chat=bool(given.get("chat") or given.get("example")))
 

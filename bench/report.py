@@ -156,6 +156,8 @@ def tables(outcome: Mapping[str, Any]) -> str:
     parts = [f"{head}; {outcome['machine']}; {load}"]
     if rows and "clients" in rows[0]:
         parts.append(online_table(rows))
+    elif rows and "rounds" in rows[0]:
+        parts.append(markdown(list(rows[0]), [[_cell(row, key) for key in rows[0]] for row in rows]))
     else:
         parts += [main_table(rows), breakdown_table(rows), acceptance_table(rows)]
     parts += [f"- {remark}" for remark in [*remarks(rows), *outcome.get("failures", ())]]

@@ -23,6 +23,8 @@ class Step:
     hits: int = 0
     rounds_ns: int = 0
     """From the end of `observe` of the step before to the end of `propose`: how long drafts were waited for."""
+    idle_ns: int = 0
+    """How long the drafter had nothing to do before its last request, at most `wall_ns`."""
 
 
 @dataclass(slots=True)
@@ -40,7 +42,6 @@ class Drafting:
     miss_rows: int = 0
     miss_rows_tokens: int = 0
     wasted: int = 0
-    draft_idle_s: float = 0.0
     cache_bytes: int = 0
 
 
@@ -98,6 +99,12 @@ class Sample:
         """Prompt tokens over the time of the steps that computed prompts (some of which also decode)."""
         seconds = self.wall_s - self.decode_s
         return self.prompt_tokens / seconds if seconds else 0.0
+
+    @property
+    def draft_idle_ms(self) -> float:
+        """Mean time per decode step in which the drafter had nothing to do."""
+        steps = self.decode_steps
+        return sum(step.idle_ns for step in steps) / len(steps) / NS_PER_MS if steps else 0.0
 
     def span_ms(self, name: str) -> float:
         """Mean time per decode step spent under a trace span."""

@@ -50,6 +50,7 @@ def _put_breakdown(row: Row, samples: Sequence[Sample]) -> None:
         if any(span in step.spans_ns for sample in samples for step in sample.steps):
             row[f"{span}_ms"] = round(statistics.median(sample.span_ms(span) for sample in samples), 4)
     put(row, "own_ms", [own_ms(sample) for sample in samples], 4)
+    put(row, "own_and_wait_ms", [own_ms(sample) + sample.span_ms("wait") for sample in samples], 4)
     answers = [
         step.rounds_ns / NS_PER_MS
         for sample in samples
@@ -75,7 +76,7 @@ def _put_drafting(row: Row, samples: Sequence[Sample]) -> None:
         part = sample.drafting
         for name in ("drafted", "accepted", "lookups", "hits", "wasted"):
             setattr(total, name, getattr(total, name) + getattr(part, name))
-        for name in ("hit_rows_tokens", "miss_rows", "miss_rows_tokens", "draft_idle_s"):
+        for name in ("hit_rows_tokens", "miss_rows", "miss_rows_tokens"):
             setattr(total, name, getattr(total, name) + getattr(part, name))
         total.drafted_per_position = _add(total.drafted_per_position, part.drafted_per_position)
         total.accepted_per_position = _add(total.accepted_per_position, part.accepted_per_position)
@@ -91,7 +92,8 @@ def _put_drafting(row: Row, samples: Sequence[Sample]) -> None:
         row |= {"lookups": total.lookups, "hits": total.hits, "hit_rate": round(total.hits / total.lookups, 4)}
         row["tokens_per_hit"] = round(total.hit_rows_tokens / total.hits, 3) if total.hits else None
         row["tokens_per_miss"] = round(total.miss_rows_tokens / total.miss_rows, 3) if total.miss_rows else None
-        row |= {"draft_idle_s": round(total.draft_idle_s, 3), "cache_bytes": total.cache_bytes}
+        row["cache_bytes"] = total.cache_bytes
+        put(row, "draft_idle_ms", [sample.draft_idle_ms for sample in samples])
 
 
 def _add(left: Sequence[int], right: Sequence[int]) -> list[int]:
