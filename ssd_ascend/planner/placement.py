@@ -30,11 +30,19 @@ def place(
     """
     if tp > machine.size(rules.tp_max_level):
         return None
-    together = _footprint(tp, speculators, rules.unit)
-    group = machine.size(machine.level_holding(tp))
-    node = machine.size(rules.tp_max_level)
-    if speculators and (at_level is not None or together > node):
-        return _place_apart(machine, rules, tp, speculators, replicas, at_level)
+    near = _place_together(machine, rules, tp, speculators, replicas)
+    if not speculators or (near is not None and at_level in (None, near.level)):
+        return near
+    if at_level is None and _footprint(tp, speculators, rules.unit) <= machine.size(rules.tp_max_level):
+        return None  # the layout fits a node, only not that often: farther out there is no more room
+    return _place_apart(machine, rules, tp, speculators, replicas, at_level)
+
+
+def _place_together(
+    machine: Machine, rules: PlacementRules, tp: int, speculators: int, replicas: int
+) -> Placement | None:
+    """Every replica inside one instance of the level that bounds a tensor-parallel group."""
+    group, node = machine.size(machine.level_holding(tp)), machine.size(rules.tp_max_level)
     found: list[Replica] = []
     for start in range(0, machine.devices, node):
         _fill_node(found, start, node, group, rules.unit, tp, speculators, replicas)

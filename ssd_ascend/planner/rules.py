@@ -206,7 +206,7 @@ def _nearest_inside(question: Question, speculators: int, level: str) -> int | N
 
 
 def nothing_fits(question: Question, fitting: tuple[int, ...], refusals: list[Refusal]) -> ConfigError:
-    """No layout is left: fewer replicas if that would do, else the refusal that came closest, the last with a remedy."""
+    """No layout is left: fewer replicas if that would do, else the last refusal that has a remedy."""
     who = f"{question.preset_name} on {question.topology.name}"
     least = question.wish.speculators or (1 if "none" not in modes(question) and "sd" not in modes(question) else 0)
     rules, machine, wish = question.topology.placement, question.machine, question.wish
