@@ -50,13 +50,21 @@ class NgramIndex:
         return {}
 
     def propose(self, lookahead: int, tail: Rows[int] = ()) -> list[int]:
-        """Up to `lookahead` tokens that followed the latest earlier occurrence of the longest known suffix."""
+        """`lookahead` tokens that followed the latest earlier occurrence of the longest known suffix; or none."""
         for n in range(MAX_NGRAM, MIN_NGRAM - 1, -1):
             places = self._places.get(self._suffix(n, tail), ())
             for place in reversed(places):
                 if place < len(self._tokens):
-                    return self._tokens[place : place + lookahead]
+                    return self._copy(place, lookahead, tail)
         return []
+
+    def _copy(self, place: int, count: int, tail: Rows[int]) -> list[int]:
+        """Tokens from `place` on; past the end of the text it goes on with `tail` and with what was copied: a loop."""
+        copied = self._tokens[place : place + count]
+        while len(copied) < count:
+            at = place + len(copied) - len(self._tokens)
+            copied.append(tail[at] if at < len(tail) else copied[at - len(tail)])
+        return copied
 
     def _suffix(self, n: int, tail: Rows[int]) -> tuple[int, ...]:
         """The last n tokens of tokens + tail (fewer only when there are not n; then it matches nothing)."""

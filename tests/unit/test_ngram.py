@@ -18,7 +18,10 @@ def scan(text: list[int], lookahead: int, tail: list[int]) -> list[int]:
             continue
         for end in range(len(text) - 1, n - 1, -1):
             if text[end - n : end] == whole[-n:]:
-                return text[end : end + lookahead]
+                copied: list[int] = []
+                for _ in range(lookahead):
+                    copied.append((whole + copied)[end + len(copied)])
+                return copied
     return []
 
 
@@ -57,8 +60,16 @@ def test_a_text_that_is_another_starts_over() -> None:
     assert index.propose(2) == [9, 7]
 
 
+def test_a_loop_is_continued_as_far_as_asked() -> None:
+    """The latest occurrence lies so near to the end that what followed it ends before the lookahead does."""
+    index = NgramIndex()
+    index.update([1, 2, 3, 1, 2, 3, 1, 2, 3, 1])
+    assert index.propose(7) == [2, 3, 1, 2, 3, 1, 2]
+    assert index.propose(5, tail=(2, 3)) == [1, 2, 3, 1, 2]
+
+
 def test_places_are_bounded() -> None:
     index = NgramIndex()
     index.update([5] * 5000)
     assert max(len(places) for places in index._places.values()) <= 16
-    assert index.propose(3) == [5]
+    assert index.propose(3) == [5, 5, 5]

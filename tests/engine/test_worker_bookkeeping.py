@@ -1,0 +1,178 @@
+"""What the draft worker does with time and memory: prompts in portions, branches cut short, one round of guesses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ssd_ascend.core.batch import ForwardBatch, ModelOutput
+from ssd_ascend.core.sampling import SamplingParams
+from ssd_ascend.core.speculation import Source, VerificationOutcome
+from ssd_ascend.errors import TransportError
+from ssd_ascend.runtime.model_runner import ModelRunner
+from ssd_ascend.speculation.draft_worker import DraftWorker
+from ssd_ascend.speculation.drafters.ngram import NgramDrafter
+from ssd_ascend.speculation.drafters.paged import PagedDrafter
+from ssd_ascend.speculation.fallback import FallbackPolicy
+from ssd_ascend.speculation.fan_out import FixedFanOut
+from ssd_ascend.transport.inprocess import InProcessTransport
+from ssd_ascend.transport.messages import Answer, Attach, Request, Update
+from tests.engine.harness import drive, greedy, make_engine, prompts_of, run, speculation
+from tests.engine.lines import worker_of
+
+TEXT = [1, 2, 3, 4, 5] * 4
+
+
+@pytest.mark.parametrize("drafter", ["model", "eagle3"])
+def test_a_long_prompt_is_digested_in_portions(pair: Path, monkeypatch: pytest.MonkeyPatch, drafter: str) -> None:
+    """So that the others are answered in between. In the end the long one is drafted for like everybody else."""
+    prompts = prompts_of([8, 400, 11])
+    engine = make_engine(pair, speculation(pair, "ssd", drafter), max_batched_tokens=64)
+    inner = worker_of(engine)._drafter
+    assert isinstance(inner, PagedDrafter)
+    own, sizes = ModelRunner.forward, []
+
+    def forward(runner: ModelRunner, batch: ForwardBatch) -> ModelOutput:
+        if runner is inner.runner:
+            sizes.append(batch.num_tokens)
+        return own(runner, batch)
+
+    monkeypatch.setattr(ModelRunner, "forward", forward)
+    result = drive(engine, prompts, greedy(40))
+    engine.close()
+    assert result.tokens == run(pair, prompts, greedy(40)).tokens
+    assert max(sizes) <= 3 * 32 + 3 * 5  # what is fed beside backlogs: short stretches, and drafts
+    assert sum(size == 64 for size in sizes) >= 5
+    drafted = [delta.stats.drafted for delta in result.last if delta.stats is not None]
+    assert min(drafted) > 0
+
+
+@pytest.mark.parametrize("drafter", ["model", "eagle3"])
+def test_a_waiting_request_cuts_branches_but_no_chain(
+    pair: Path, monkeypatch: pytest.MonkeyPatch, drafter: str
+) -> None:
+    """A branch that is cut is shorter, not lost; a chain is what somebody waits for."""
+    engine = make_engine(pair, speculation(pair, "ssd", drafter, on_miss="draft"))
+    worker = worker_of(engine)
+    own, lengths = PagedDrafter.branch, []
+
+    def branch(self: PagedDrafter, *args: Any) -> Any:
+        chain = own(self, *args[:-1], lambda: True)
+        lengths.append(set(chain.num_tokens))
+        return chain
+
+    monkeypatch.setattr(PagedDrafter, "branch", branch)
+    by_source: dict[Source, set[int]] = {}
+    pack = worker._pack
+
+    def packing(number: int, seqs: Any, replies: Any) -> Answer:
+        for reply in replies:
+            by_source.setdefault(reply.source, set()).add(len(reply.tokens))
+        return pack(number, seqs, replies)
+
+    monkeypatch.setattr(worker, "_pack", packing)
+    prompts = prompts_of([9, 17, 3])
+    result = drive(engine, prompts, greedy(40))
+    engine.close()
+    assert result.tokens == run(pair, prompts, greedy(40)).tokens
+    assert lengths
+    assert set().union(*lengths) == {1}
+    assert by_source[Source.HIT] == {1}
+    assert by_source[Source.MISS] == {4}
+
+
+class Bench:
+    """A worker over n-grams, which foresees without a model, and the target's end of its line."""
+
+    def __init__(self) -> None:
+        self.line, theirs = InProcessTransport.pair()
+        drafter = NgramDrafter(num_target_tokens=10, device=torch.device("cpu"))
+        fallback = FallbackPolicy("decline")
+        self.worker = DraftWorker(drafter, theirs, lookahead=3, fan_out=FixedFanOut((2,) * 4), fallback=fallback)
+        self.text = list(TEXT)
+        self._number = 0
+
+    def attach(self) -> Answer:
+        attach = Attach(
+            seq_id=1,
+            token_ids=list(self.text),
+            num_prompt_tokens=5,
+            sampling=SamplingParams(),
+            seed=0,
+            stop_ids=frozenset(),
+        )
+        self.send(attaches=[attach])
+        return self.answer()
+
+    def send(self, **parts: Any) -> None:
+        self._number += 1
+        self.line.send(Request(number=self._number, **parts))
+
+    def update(self, *new_tokens: int) -> None:
+        outcome = VerificationOutcome(1, len(new_tokens) - 1, new_tokens[-1])
+        self.send(updates=[Update(outcome=outcome, num_tokens_before=len(self.text), new_tokens=list(new_tokens))])
+        self.text += new_tokens
+
+    def answer(self) -> Answer:
+        self.worker.pump()
+        message = self.line.recv(0.0)
+        assert isinstance(message, Answer)
+        return message
+
+
+def test_the_foreseen_outcome_is_a_hit_and_another_is_not() -> None:
+    bench = Bench()
+    assert bench.attach().num_tokens == [0]
+    bench.update(1)
+    answer = bench.answer()
+    assert (answer.sources, answer.tokens[0].tolist()) == ([Source.HIT], [2, 3, 4])
+    bench.update(2, 3, 4, 5)
+    answer = bench.answer()
+    assert (answer.sources, answer.tokens[0].tolist()) == ([Source.HIT], [1, 2, 3])
+    bench.update(1, 9)
+    assert bench.answer().sources == [Source.DECLINED]
+    assert (bench.worker._cache.lookups, bench.worker._cache.hits) == (3, 2)
+
+
+def test_a_step_that_was_skipped_takes_its_guesses_along() -> None:
+    """Two requests at once: only the later one is answered, and not with what was foreseen two steps ago."""
+    bench = Bench()
+    bench.attach()
+    bench.update(9)
+    bench.update(1)  # foreseen after the attach, not after this 9
+    first, second = bench.answer(), bench.answer()
+    assert (first.number, first.seq_ids) == (2, [])
+    assert (second.number, second.sources) == (3, [Source.DECLINED])
+
+
+def test_an_update_that_does_not_follow_is_refused() -> None:
+    bench = Bench()
+    bench.attach()
+    bench.text = bench.text[:-1]
+    bench.update(4)
+    with pytest.raises(TransportError, match="after 19 tokens, but here: 20 tokens"):
+        bench.worker.pump()
+
+
+def test_an_attach_replaces_what_was_known() -> None:
+    bench = Bench()
+    bench.attach()
+    bench.text = [1, 2, 3, 1, 2]
+    bench.attach()
+    bench.update(3)
+    assert bench.answer().sources == [Source.HIT]
+    assert len(bench.worker._sequences) == 1
+
+
+def test_a_released_sequence_is_unknown() -> None:
+    bench = Bench()
+    bench.attach()
+    bench.send(released=[1, 5])
+    bench.answer()
+    assert (bench.worker._sequences, len(bench.worker._cache)) == ({}, 0)
+    bench.update(1)
+    with pytest.raises(TransportError, match="no such sequence"):
+        bench.worker.pump()
