@@ -38,7 +38,13 @@ class Degrees:
 def check_wish(question: Question) -> None:
     """Refuse what no layout can be: an unknown level, drafting without a draft, a degree that does not divide."""
     wish, topology = question.wish, question.topology
-    wants_draft = wish.speculator in ("sd", "ssd") or wish.speculators is not None or wish.speculator_level is not None
+    apart = wish.speculators is not None or wish.speculator_level is not None
+    if apart and wish.speculator in ("none", "sd"):
+        raise ConfigError(
+            f"--speculator {wish.speculator} has no speculators of its own",
+            remedy="leave out --speculators and --speculator-level, or ask for --speculator ssd",
+        )
+    wants_draft = apart or wish.speculator in ("sd", "ssd")
     if wants_draft and question.draft is None:
         raise ConfigError(
             f"preset {question.preset_name!r} has no draft, so nothing can speculate",

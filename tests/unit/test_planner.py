@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ssd_ascend import catalogue
 from ssd_ascend.config.plan import Plan, Wish
@@ -183,6 +185,7 @@ def test_eight_thousand_devices_are_planned_at_once() -> None:
         ("ascend-a2-8", "qwen3-32b-eagle3", {"tp": 8, "speculator": "ssd"}, r"no room .*nearest possible: TP 4"),
         ("ascend-a2-8", "qwen3-32b-eagle3", {"replicas": 7}, r"7 replicas do not fit 8 .*--replicas 4, of TP 2"),
         ("ascend-a2-8", "qwen3-32b-eagle3", {"speculators": 4}, r"share the work by sequence.*--speculators 1"),
+        ("ascend-a2-8", "qwen3-8b-eagle3", {"speculators": 2, "speculator": "sd"}, r"sd has no speculators of its own"),
         ("ascend-a2-8", "smollm2-135m", {"speculator": "sd"}, r"has no draft.*take a preset with a draft"),
         ("nvidia-h200-8", "qwen3-8b-eagle3", {"speculator_level": "cluster"}, r"no speculator over 'cluster'.*: node"),
         ("ascend-a3-16", "qwen3-8b-eagle3", {"speculator_level": "nodes"}, r"unknown level 'nodes'.*mean 'node'"),
@@ -193,6 +196,42 @@ def test_an_impossible_wish_names_the_nearest_possible(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         plan(topology, preset, **wishes)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.sampled_from(catalogue.names("topology")),
+    st.sampled_from(catalogue.names("models")),
+    st.fixed_dictionaries(
+        {"batch": st.sampled_from([1, 3, 32, 300]), "context": st.sampled_from([1, 4096, 100_000])},
+        optional={
+            "replicas": st.integers(1, 60),
+            "temperature": st.sampled_from([0.0, 0.7]),
+            "lookahead": st.integers(1, 12),
+            "fan_out": st.integers(1, 8),
+            "tp": st.integers(1, 17),
+            "speculators": st.integers(1, 9),
+            "speculator": st.sampled_from(["none", "sd", "ssd"]),
+            "speculator_level": st.sampled_from(["package", "node", "rack", "superpod", "cluster"]),
+        },
+    ),
+)
+def test_any_wish_is_planned_or_refused(topology: str, preset: str, wishes: dict[str, Any]) -> None:
+    try:
+        made = plan(topology, preset, **wishes)
+    except ConfigError:
+        return
+    assert made.target_memory.fits
+    assert made.speculator_memory is None or made.speculator_memory.fits
+    assert (made.mode == "ssd") == (made.num_speculators > 0)
+    assert len(made.replicas) == made.wish.replicas
+    assert made.tp == wishes.get("tp", made.tp)
+    assert made.num_speculators == wishes.get("speculators", made.num_speculators)
+    assert made.speculator_level == wishes.get("speculator_level", made.speculator_level)
+    assert made.mode == wishes.get("speculator", made.mode)
+    assert made.lookahead == (0 if made.mode == "none" else wishes.get("lookahead", made.lookahead))
+    assert all(speed.tokens_per_s > 0 for speed in made.speeds)
+    assert all(other.loss > -0.06 for other in made.alternatives)
 
 
 def test_the_nearest_possible_is_possible() -> None:
