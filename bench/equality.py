@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,11 +14,11 @@ from bench.summary import Row
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first token two answers disagree on. `at` counts from the start of the answer."""
+    """The first token two answers disagree on; None stands for the end of an answer."""
 
     case: Case
     common: list[int]
-    tokens: tuple[int, int]
+    tokens: tuple[int | None, int | None]
 
     @property
     def at(self) -> int:
@@ -30,9 +31,10 @@ def differences(waves: Sequence[Sequence[Case]], left: Sequence[Sample], right: 
     found = []
     for cases, a, b in zip(waves, left, right, strict=True):
         for case, ours, theirs in zip(cases, a.outputs, b.outputs, strict=True):
-            at = next((i for i, (x, y) in enumerate(zip(ours, theirs, strict=False)) if x != y), None)
+            pairs = enumerate(itertools.zip_longest(ours, theirs))
+            at, tokens = next(((i, (x, y)) for i, (x, y) in pairs if x != y), (None, (None, None)))
             if at is not None:
-                found.append(Difference(case, ours[:at], (ours[at], theirs[at])))
+                found.append(Difference(case, ours[:at], tokens))
     return sorted(found, key=lambda difference: difference.at)
 
 
@@ -56,4 +58,6 @@ def put_equality(row: Row, num_answers: int, found: Sequence[Difference], judge:
 def _gap(judge: OwnEngine, difference: Difference) -> float | None:
     law = judge.top_logprobs([*difference.case.token_ids, *difference.common])
     first, second = difference.tokens
-    return abs(law[first] - law[second]) if first in law and second in law else None
+    if first is None or second is None or first not in law or second not in law:
+        return None
+    return abs(law[first] - law[second])

@@ -36,6 +36,9 @@ class TransformersRival:
             device
         )
         self._model.eval()
+        # `generate` fills what it is not told from here: an end-of-sequence token, though none was wanted
+        self._model.generation_config = self._model.generation_config.__class__()
+        self._model.config.eos_token_id = None
         self._device = device
         self._batch = batch
 

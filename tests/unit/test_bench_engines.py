@@ -16,11 +16,12 @@ import torch
 from bench import compare
 from bench.cases import Case, random_cases
 from bench.command import main
+from bench.equality import differences, put_equality
 from bench.modes import OwnEngine, fit_cache, parse_modes
 from bench.rival import TransformersRival
 from bench.samples import Sample, Step
 from bench.soak import measure as soak
-from bench.summary import own_ms, spread, summarise
+from bench.summary import Row, own_ms, spread, summarise
 from bench.tiny import VOCAB, write_tiny
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.config.speculation import SpeculationConfig
@@ -98,6 +99,35 @@ def test_transformers_says_the_same_and_ignores_the_end_as_asked(tiny: str, prom
     assert theirs.outputs == sample(tiny, "none", prompts).outputs
     assert [len(output) for output in theirs.outputs] == [13, 13, 13]
     assert len(theirs.decode_steps) == 24  # two batches: of two prompts, and of one
+
+
+def test_transformers_goes_past_the_end_of_sequence_token_only_when_told_to(
+    tiny: str, tmp_path: Path, prompts: list[Case]
+) -> None:
+    answers = sample(tiny, "none", prompts).outputs
+    folder = write_tiny(tmp_path / "ends")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": answers[0][4]}))
+    rival = TransformersRival(str(folder), dtype="float32", device=torch.device("cpu"), batch=1)
+    assert rival.run(prompts[:1], GREEDY).outputs == answers[:1]
+    ended = answers[0][: answers[0].index(answers[0][4]) + 1]
+    assert rival.run(prompts[:1], replace(GREEDY, ignore_eos=False)).outputs == [ended]
+
+
+def test_where_answers_part_and_how_close_it_was(tiny: str, prompts: list[Case]) -> None:
+    one = sample(tiny, "none", prompts)
+    other = Sample(one.steps, one.prompt_tokens, one.ttft_ns, [list(answer) for answer in one.outputs])
+    assert differences([prompts], [one], [other]) == []
+    other.outputs[1][5] = (one.outputs[1][5] + 1) % VOCAB
+    other.outputs[2].pop()
+    found = differences([prompts], [one], [other])
+    assert [(d.case, d.at, d.tokens[1]) for d in found] == [
+        (prompts[1], 5, other.outputs[1][5]),
+        (prompts[2], 12, None),
+    ]
+    row: Row = {}
+    put_equality(row, 3, found, None)
+    assert (row["same_answers"], row["answers"], row["first_difference_at"]) == (1, 3, 5)
 
 
 @pytest.mark.parametrize("name", ["fast", "sd:magic", "sd:ngram:many", "sd:ngram:3:4", "", "sd,sd"])
