@@ -74,9 +74,8 @@ def _check_degree(question: Question, tp: int) -> None:
         limit = question.topology.placement.tp_max_level
         reason = f"TP {tp} is none of the sizes of {question.topology.name} ({limit}: {', '.join(map(str, sizes))})"
     near = sorted(sorted(possible, key=lambda size: (abs(size - tp), size))[:2])
-    raise ConfigError(
-        f"{question.preset.target.name}: {reason}", remedy=f"nearest possible: TP {' or '.join(map(str, near))}"
-    )
+    remedy = f"nearest possible: TP {' or '.join(map(str, near))}" if near else None
+    raise ConfigError(f"{question.preset.target.name}: {reason}", remedy=remedy)
 
 
 def divides(question: Question, tp: int) -> bool:
@@ -165,9 +164,12 @@ def refuse_speculators(question: Question, tp: int, speculators: int, placement:
     if placement is None:
         return no_room(question, tp, speculators)
     target, speculator = question.memories(tp, speculators, "ssd")
-    for who, memory in (("the target", target), ("a speculator", speculator)):
-        if memory is not None and not memory.fits:
-            return too_large(question, tp, memory, who)
+    if not target.fits:
+        return too_large(question, tp, target)
+    if speculator is not None and not speculator.fits:
+        context = largest_context(speculator, wish.context)
+        remedy = f"nearest possible: --context {context}" if context else None
+        return Refusal(what, f"a speculator needs {speculator.total_gb:.1f} of {speculator.capacity_gb:.1f} GB", remedy)
     return _too_far(question, tp, speculators, placement.level)
 
 

@@ -10,13 +10,16 @@ from ssd_ascend.config.preset import Preset
 from ssd_ascend.config.topology import Topology
 from ssd_ascend.planner import rules
 from ssd_ascend.planner.machine import Machine
+from ssd_ascend.planner.placement import Placement
 from ssd_ascend.planner.question import Layout, Question
 from ssd_ascend.planner.rates import rates_of
 from ssd_ascend.planner.reasons import reasons_for
-from ssd_ascend.planner.shapes import causal_shape, draft_shape
+from ssd_ascend.planner.shapes import Shape, causal_shape, draft_shape
 
 TOLERANCE = 0.05
 MAX_SPECULATORS = 8
+_WORTH = 0.01
+"""One more speculator must bring this much."""
 
 
 def make_plan(topology: Topology, preset: Preset, wish: Wish, *, preset_name: str) -> Plan:
@@ -40,28 +43,40 @@ def make_plan(topology: Topology, preset: Preset, wish: Wish, *, preset_name: st
 
 def _layouts(question: Question, tp: int, mode: Mode) -> tuple[list[Layout], list[rules.Refusal]]:
     """Every layout of one degree and mode, and why others are not possible."""
-    if mode != "ssd":
+    if mode != "ssd" or question.draft is None:
         return _alone(question, tp, mode)
     found: list[Layout] = []
     refused: list[rules.Refusal] = []
-    most = min(question.wish.batch, MAX_SPECULATORS)
+    most, fastest = min(question.wish.batch, MAX_SPECULATORS), 0.0
     counts = range(1, most + 1) if question.wish.speculators is None else (question.wish.speculators,)
     for speculators in counts:
         placement = question.place(tp, speculators)
-        refusal = rules.refuse_speculators(question, tp, speculators, placement)
-        if refusal is not None or placement is None or placement.level is None or question.draft is None:
-            refused += [refusal] if refusal is not None else []
+        if refusal := rules.refuse_speculators(question, tp, speculators, placement):
+            refused.append(refusal)
+        if placement is None:
             break  # more of them need more room still
-        shard = -(-question.wish.batch // speculators)
-        enough = False
-        for lookahead in question.lookaheads:
-            cost = question.cost(tp, lookahead)
-            speed = cost.ahead(question.draft, speculators, placement.level)
-            found.append(Layout("ssd", tp, speculators, lookahead, placement, speed, cost))
-            enough |= cost.branching(question.draft, shard).total_us <= cost.verify(lookahead + 1).total_us
-        if enough:
+        if refusal or placement.level is None:
+            continue
+        layouts, hidden = _ahead(question, question.draft, tp, speculators, placement)
+        found += layouts
+        before, fastest = fastest, max(layout.speed.tokens_per_s for layout in layouts)
+        if hidden or fastest < before * (1.0 + _WORTH):
             break
-    return found, refused
+    return found, [] if found else refused[:1]  # what keeps one speculator out says it all
+
+
+def _ahead(
+    question: Question, draft: Shape, tp: int, speculators: int, placement: Placement
+) -> tuple[list[Layout], bool]:
+    """The layouts of one number of speculators, and whether drafting hides behind verifying at every lookahead."""
+    shard = -(-question.wish.batch // speculators)
+    layouts, hidden = [], True
+    for lookahead in question.lookaheads:
+        cost = question.cost(tp, lookahead)
+        speed = cost.ahead(draft, speculators, placement.level or question.machine.names[0])
+        layouts.append(Layout("ssd", tp, speculators, lookahead, placement, speed, cost))
+        hidden &= cost.branching(draft, shard).total_us <= cost.verify(lookahead + 1).total_us
+    return layouts, hidden
 
 
 def _alone(question: Question, tp: int, mode: Mode) -> tuple[list[Layout], list[rules.Refusal]]:

@@ -115,6 +115,16 @@ def test_more_speculators_when_drafting_is_the_longer_half() -> None:
     assert made.speed.tokens_per_s > one.speed.tokens_per_s
 
 
+def test_speculators_share_what_one_could_not_hold() -> None:
+    """The drafts' KV cache is sharded with the sequences, so four speculators hold what one cannot."""
+    wishes = {"batch": 128, "context": 60_000, "tp": 8, "replicas": 1, "speculator": "ssd"}
+    made = plan("nvidia-gb200-nvl72", "llama-3.1-8b-draft-1b", **wishes)
+    assert made.speculator_memory is not None
+    assert made.speculator_memory.fits
+    with pytest.raises(ConfigError, match=r"a speculator needs .* GB .nearest possible: --context \d+"):
+        plan("nvidia-gb200-nvl72", "llama-3.1-8b-draft-1b", **wishes, speculators=1)
+
+
 def test_sampling_sends_the_draft_law() -> None:
     greedy = plan("ascend-a2-8", "qwen3-32b-eagle3", tp=4, speculator="ssd", lookahead=4, batch=4)
     sampled = plan("ascend-a2-8", "qwen3-32b-eagle3", tp=4, speculator="ssd", lookahead=4, batch=4, temperature=0.7)
