@@ -20,6 +20,9 @@ from typing import Any
 
 import torch
 
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder, where `bench` would mean bench.py
+
 from bench.synthetic import SHAPES, build, shape
 from ssd_ascend.backends.base import Backend
 from ssd_ascend.backends.registry import load_backend
