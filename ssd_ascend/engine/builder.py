@@ -144,6 +144,8 @@ def _target_side(
         width=0,
         share=target.model,
     )
+    if config.speculation.enabled:
+        setup = kind.settle(setup, target.runner)
     return TargetSide(kind=kind, setup=setup, features=kv if capture else None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from ssd_ascend.distributed.collectives import SingleRank
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.kv.blocks import BlockManager
 from ssd_ascend.runtime.load import CacheSize, LoadedModel, choose_block_size, choose_dtype, load_runner
+from ssd_ascend.runtime.model_runner import ModelRunner
 from ssd_ascend.speculation.base import Drafter, FeatureReader, Speculator
 from ssd_ascend.speculation.draft_sampler import DraftSampler
 from ssd_ascend.weights.loader import read_config
@@ -82,6 +83,10 @@ class DraftSetup:
             raise ConfigError("this device has no tree masks", remedy="use --branch-lowering rows")
         return able and self.config.branch_lowering != "rows"
 
+    def with_rope(self, rule: str) -> DraftSetup:
+        """The same, with that rule for the rotary settings of an EAGLE-3 head."""
+        return replace(self, config=replace(self.config, draft_rope=rule))  # type: ignore[arg-type]
+
     def required_path(self) -> Path:
         """The weights. Raises `ConfigError` when none were named."""
         if self.path is None:
@@ -141,11 +146,13 @@ class DrafterKind(NamedTuple):
     also
         refuses a pair that cannot work, before anything large is loaded.
     is_free: drafting costs next to nothing, so it is left out, row by row, where it does not pay.
+    settle: replaces what the configuration leaves to measurement, with the target there to measure on.
     """
 
     build: Callable[[DraftSetup], Drafter]
     capture_layers: Callable[[Path | None, ModelConfig], tuple[int, ...]]
     is_free: bool
+    settle: Callable[[DraftSetup, ModelRunner], DraftSetup] = lambda setup, target: setup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

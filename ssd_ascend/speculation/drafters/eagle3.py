@@ -6,6 +6,7 @@ were made from the head's own features; once the drafts are accepted they are ma
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,10 +16,12 @@ from ssd_ascend.config.model import ModelConfig
 from ssd_ascend.distributed.collectives import SingleRank
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.kv.blocks import BlockManager
-from ssd_ascend.runtime.load import make_cache, make_context
+from ssd_ascend.layers.context import BuildContext
+from ssd_ascend.runtime.load import CacheSize, make_cache, make_context
 from ssd_ascend.runtime.model_runner import ModelRunner
 from ssd_ascend.speculation.base import Drafter, DraftSequence
 from ssd_ascend.speculation.drafters.paged import PagedDrafter
+from ssd_ascend.speculation.rope_choice import choose_rope
 from ssd_ascend.speculation.setup import DrafterKind, DraftSetup
 from ssd_ascend.weights.eagle3 import load_eagle3, read_eagle3_config
 from ssd_ascend.weights.loader import read_config
@@ -52,27 +55,41 @@ def capture_layers(path: Path | None, target: ModelConfig) -> tuple[int, ...]:
 
 def build(setup: DraftSetup) -> Drafter:
     """Load the head, checked against its target."""
-    path = setup.required_path()
-    target = read_config(setup.target.path)
-    config = read_eagle3_config(path, target, rope=setup.config.draft_rope)
-    dtype = setup.dtype(None)
-    ctx = make_context(
-        config.layer, setup.backend, setup.device, SingleRank(), dtype=dtype, block_size=setup.block_size
-    )
-    head = load_eagle3(
-        path, config, ctx, target=setup.target.path, max_positions=setup.max_positions, share=setup.share
-    )
-    kv = make_cache(setup.backend, ctx, 1, setup.block_size, setup.cache_size())
+    head, runner, ctx = _load(setup, setup.cache_size())
     return PagedDrafter(
-        ModelRunner(head, kv, ctx.attention, setup.device),
-        BlockManager(kv.num_blocks, setup.block_size, prefix_cache=False),
+        runner,
+        BlockManager(runner.kv.num_blocks, setup.block_size, prefix_cache=False),
         FeatureEntries(head, ctx.activation_dtype, setup.device),
-        setup.sampler(dtype, _reduced_vocabulary(head, setup.target.vocab_size)),
+        setup.sampler(ctx.dtype, _reduced_vocabulary(head, setup.target.vocab_size)),
         max_positions=setup.max_positions,
         max_batched_tokens=setup.max_batched_tokens,
         max_backlog=setup.max_backlog,
         tree_mask=setup.tree_mask,
     )
+
+
+def _load(setup: DraftSetup, size: CacheSize) -> tuple[Eagle3Head, ModelRunner, BuildContext]:
+    path = setup.required_path()
+    config = read_eagle3_config(path, read_config(setup.target.path), rope=setup.config.draft_rope)
+    ctx = make_context(
+        config.layer, setup.backend, setup.device, SingleRank(), dtype=setup.dtype(None), block_size=setup.block_size
+    )
+    head = load_eagle3(
+        path, config, ctx, target=setup.target.path, max_positions=setup.max_positions, share=setup.share
+    )
+    kv = make_cache(setup.backend, ctx, 1, setup.block_size, size)
+    return head, ModelRunner(head, kv, ctx.attention, setup.device), ctx
+
+
+def settle(setup: DraftSetup, target: ModelRunner) -> DraftSetup:
+    """Decide on a rope that was left to measurement."""
+    if setup.config.draft_rope != "auto":
+        return setup
+
+    def load(setup: DraftSetup, num_blocks: int) -> tuple[Eagle3Head, ModelRunner, BuildContext]:
+        return _load(setup, replace(setup.cache_size(), num_blocks=num_blocks))
+
+    return setup.with_rope(choose_rope(setup, target, load))
 
 
 def _reduced_vocabulary(head: Eagle3Head, target_vocab: int) -> torch.Tensor | None:
@@ -83,4 +100,4 @@ def _reduced_vocabulary(head: Eagle3Head, target_vocab: int) -> torch.Tensor | N
     return None if is_identity else head.d2t
 
 
-KIND = DrafterKind(build, capture_layers, is_free=False)
+KIND = DrafterKind(build, capture_layers, is_free=False, settle=settle)
