@@ -7,7 +7,7 @@ the end of each row's keys. It takes lengths as host integers; in a captured gra
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch_npu
@@ -47,7 +47,8 @@ class NpuAttention:
         self._lengths = Lengths([], [])
         self._angles: tuple[torch.Tensor, torch.Tensor] | None = None
         self._table: torch.Tensor | None = None
-        self.pending: Lengths | None = None
+        self._workspace: torch.Tensor | None = None
+        self._replayed = Lengths([], [])
 
     def kv_shape(self, num_blocks: int) -> tuple[int, ...]:
         """(2, num_blocks, block_size, Hkv, D)."""
@@ -56,23 +57,27 @@ class NpuAttention:
     def plan(self, meta: AttentionMetadata) -> None:
         """Turn the host lengths into the operator's lists; what the last step gathered is stale."""
         self._lengths = Lengths(list(accumulate(meta.query_lens_host)), list(meta.kv_lens_host))
+        self._table = meta.block_table.contiguous()
         self._angles = None
-        self._table = None
+        self._workspace = None
+        if self._recorder.is_recording:  # one more row, to which `replan` gives the padding that no idle row owns
+            self._table = torch.nn.functional.pad(self._table, (0, 0, 0, 1))
+            self._lengths = Lengths([*self._lengths.query_ends, self._lengths.query_ends[-1]], [*meta.kv_lens_host, 1])
 
     def replan(self, meta: AttentionMetadata, bucket: int) -> None:
-        """Keep the lengths of the step for the graph that replays next; padding is one more row, never looked at."""
+        """Note the lengths of the step whose graph replays next: the operator wants every token to be some row's.
+
+        Idle rows own as many tokens as a full one, the last row the rest; both see block 0, and nobody sees them.
+        """
         ends = list(accumulate(meta.query_lens_host))
-        rows = meta.query_start.shape[0] - 1
-        used = ends[-1]
-        # idle rows own no tokens; the spare last row owns all padding, so that the list ends with the bucket's size
-        ends += [used] * (rows - len(ends)) + [bucket]
-        padding = bucket - used
-        kv_lens = [
-            *meta.kv_lens_host,
-            *[0] * (rows - meta.num_rows),
-            min(padding, meta.block_table.shape[1] * BLOCK_SIZE),
-        ]
-        self.pending = Lengths(ends, kv_lens)
+        rows, used = meta.block_table.shape[0], ends[-1]
+        idle, per_row = rows - len(ends), bucket // rows
+        spare = bucket - used - idle * per_row
+        longest = meta.block_table.shape[1] * BLOCK_SIZE
+        self._replayed = Lengths(
+            [*ends, *range(used + per_row, used + idle * per_row + 1, per_row), bucket],
+            [*meta.kv_lens_host, *[per_row] * idle, min(max(spare, 1), longest)],
+        )
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata, layer: int
@@ -102,29 +107,58 @@ class NpuAttention:
     def _attend(self, q: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         tokens, used = q.shape[0], self._lengths.query_ends[-1]
         assert used <= tokens, "plan() was called for another batch"
-        if used < tokens:  # padding after the last row: the operator wants every token to be some row's
-            attended = self._call(q[:used], kv, meta.block_table, self._lengths)
-            return torch.cat((attended, attended.new_zeros(tokens - used, attended.shape[1])))
-        return self._call(q, kv, meta.block_table, self._lengths)
+        if used == tokens:
+            return self._call(q, kv)
+        attended = self._call(q[:used], kv)  # padding behind the last row
+        return torch.cat((attended, attended.new_zeros(tokens - used, attended.shape[1])))
 
-    def _call(self, q: torch.Tensor, kv: torch.Tensor, table: torch.Tensor, lengths: Lengths) -> torch.Tensor:
+    def _call(self, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         keys, values = kv[0], kv[1]
         if self._padding:  # only toys have such heads: the whole cache is copied to pad it
             q, keys, values = (torch.nn.functional.pad(x, (0, self._padding)) for x in (q, keys, values))
-        q = q.contiguous()
-        out, _ = torch_npu.npu_fused_infer_attention_score(
-            q,
-            keys.flatten(2),
-            values.flatten(2),
-            atten_mask=self._mask,
-            block_table=table.contiguous(),
-            input_layout="TND",
-            block_size=self.spec.block_size,
-            actual_seq_lengths=lengths.query_ends,
-            actual_seq_lengths_kv=lengths.kv_lens,
-            num_heads=self.spec.num_heads,
-            num_key_value_heads=self.spec.num_kv_heads,
-            scale=self.spec.scale,
-            sparse_mode=3,
-        )
+        tensors = (q.contiguous(), keys.flatten(2), values.flatten(2))
+        options = self._options()
+        if self._recorder.is_recording:
+            out = self._capture(tensors, options)
+        else:
+            out, _ = torch_npu.npu_fused_infer_attention_score(*tensors, **options, **self._lists(self._lengths))
         return (out[..., : self.spec.head_dim] if self._padding else out).flatten(1)
+
+    def _options(self) -> dict[str, Any]:
+        """What does not change with the lengths."""
+        return {
+            "atten_mask": self._mask,
+            "block_table": self._table,
+            "input_layout": "TND",
+            "block_size": self.spec.block_size,
+            "num_heads": self.spec.num_heads,
+            "num_key_value_heads": self.spec.num_kv_heads,
+            "scale": self.spec.scale,
+            "sparse_mode": 3,
+        }
+
+    @staticmethod
+    def _lists(lengths: Lengths) -> dict[str, list[int]]:
+        return {"actual_seq_lengths": lengths.query_ends, "actual_seq_lengths_kv": lengths.kv_lens}
+
+    def _capture(self, tensors: tuple[torch.Tensor, ...], options: dict[str, Any]) -> torch.Tensor:
+        """The call as a part of the graph that takes its lengths anew at every replay."""
+        operator = torch_npu.npu_fused_infer_attention_score
+        lists = self._lists(self._lengths)
+        if self._workspace is None:  # one for all layers: they run one after the other, and it suits every length
+            ask = torch_npu._npu_fused_infer_attention_score_get_max_workspace
+            self._workspace = ask(*tensors, **options, **lists)
+        out = torch.empty_like(tensors[0])
+        lse = torch.empty(1, dtype=torch.float32, device=out.device)
+        operator_out = {**options, "workspace": self._workspace, "out": [out, lse]}
+        # views without ownership, so that the graph's memory is shared as if nobody would look at them again
+        weak = torch_npu._C._weak_ref_tensor
+        again = tuple(weak(tensor) for tensor in tensors)
+        options_again = {
+            name: weak(value) if isinstance(value, torch.Tensor) else value for name, value in operator_out.items()
+        } | {"out": [weak(out), weak(lse)]}
+        self._recorder.record(
+            launch=lambda: operator.out(*tensors, **operator_out, **lists),
+            reissue=lambda: operator.out(*again, **options_again, **self._lists(self._replayed)),
+        )
+        return out

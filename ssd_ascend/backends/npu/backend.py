@@ -36,9 +36,10 @@ class NpuBackend:
         from ssd_ascend.backends.npu.ops import NpuOps
 
         self._recorder = Recorder()
+        self._update_streams: dict[torch.device, Any] = {}
         self.ops: Ops = NpuOps()
         self.capabilities = Capabilities(
-            graphs=False,
+            graphs=True,
             tree_mask=False,
             device_lengths=False,
             peer_transfer=True,
@@ -78,8 +79,12 @@ class NpuBackend:
         return NpuAttention(spec, device, self._recorder)
 
     def graphs(self, device: torch.device) -> GraphCapture | None:
-        """None so far."""
-        return None
+        """ACL graphs."""
+        from ssd_ascend.backends.npu.graphs import NpuGraphs
+
+        if device not in self._update_streams:
+            self._update_streams[device] = self._npu.Stream(device)
+        return NpuGraphs(device, self._recorder, self._update_streams[device], self._soc.max_graphs)
 
     def stream(self) -> AbstractContextManager[Any]:
         """A stream of its own for the work queued inside."""

@@ -1,7 +1,125 @@
-"""Captured graphs of the NPU. Off for now; see `docs/npu.md`."""
+"""ACL graphs behind `GraphCapture`: one graph for a bucket, and what its replay must re-issue.
+
+Attention's lengths are host integers that a capture freezes. So each attention call is captured as a task group behind
+an external event; a replay starts the graph, whose layers wait at their events, and then replaces the calls one by one
+on an update stream (CANN runtime guide, dev_guide 04-03). All models of a device share that stream: with one each, the
+graphs of a target and of its draft can wait for each other for ever (vllm-ascend issues 13600 and 13639).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+import torch_npu
+
+from ssd_ascend import trace
+
+
+class Reissue(Protocol):
+    """Launches a captured call once more, with the lengths of the step that comes."""
+
+    def __call__(self) -> None:
+        """On the current stream."""
+        ...
+
+
+class _Update:
+    """One captured call: the task group it became, the event before it, and how to launch it anew."""
+
+    def __init__(self, handle: Any, event: Any, reissue: Reissue) -> None:
+        self._handle = handle
+        self._event = event
+        self._reissue = reissue
+
+    def run(self, stream: Any) -> None:
+        """Replace the call in the graph, then let the graph pass."""
+        torch_npu.npu.graph_task_update_begin(stream, self._handle)
+        self._reissue()
+        torch_npu.npu.graph_task_update_end(stream)
+        self._event.record(stream)
+
 
 class Recorder:
-    """Where attention leaves what a graph's replay must re-issue."""
+    """Collects the calls of the capture under way; attention asks `is_recording` and hands them to `record`."""
+
+    def __init__(self) -> None:
+        self._updates: list[_Update] | None = None
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether calls are being captured."""
+        return self._updates is not None
+
+    def record(self, launch: Callable[[], None], reissue: Reissue) -> None:
+        """Capture `launch` as a task group that waits for its update."""
+        assert self._updates is not None
+        stream, event = torch_npu.npu.current_stream(), torch_npu.npu.ExternalEvent()
+        event.wait(stream)
+        event.reset(stream)
+        torch_npu.npu.graph_task_group_begin(stream)
+        launch()
+        handle = torch_npu.npu.graph_task_group_end(stream)
+        self._updates.append(_Update(handle, event, reissue))
+
+    @contextmanager
+    def recording(self) -> Iterator[list[_Update]]:
+        """The calls captured inside."""
+        updates: list[_Update] = []
+        self._updates = updates
+        try:
+            yield updates
+        finally:
+            self._updates = None
+
+
+class NpuGraph:
+    """A captured forward and the calls its replay updates."""
+
+    def __init__(self, graph: Any, updates: list[_Update], stream: Any) -> None:
+        self._graph = graph
+        self._updates = updates
+        self._stream = stream
+
+    def replay(self) -> None:
+        """Start the graph, then update its calls; the host does not wait.
+
+        The update stream first waits for all that was queued before: a record that overtakes the wait of the previous
+        replay would be lost, and this replay would hang.
+        """
+        with trace.span("graph_launch"):
+            self._stream.wait_stream(torch_npu.npu.current_stream())
+            self._graph.replay()
+        with torch_npu.npu.stream(self._stream):
+            for update in self._updates:
+                with trace.span("graph_update"):
+                    update.run(self._stream)
+
+
+class NpuGraphs:
+    """Captures on a stream of its own; all graphs share one memory pool, since only one replays at a time."""
+
+    def __init__(self, device: torch.device, recorder: Recorder, update_stream: Any, max_graphs: int | None) -> None:
+        self._device = device
+        self._recorder = recorder
+        self._update_stream = update_stream
+        self._left = max_graphs
+        self._stream = torch_npu.npu.Stream(device)
+        self._pool = torch_npu.npu.graph_pool_handle()
+
+    def capture(self, fn: Callable[[], None]) -> NpuGraph:
+        """Run `fn` once (first shapes build their tiling, lazy state settles), then record it."""
+        if self._left == 0:
+            raise RuntimeError("this chip keeps no more captured graphs")
+        self._stream.wait_stream(torch_npu.npu.current_stream(self._device))
+        with torch_npu.npu.stream(self._stream):
+            fn()
+        torch_npu.npu.synchronize(self._device)
+        graph = torch_npu.npu.NPUGraph()
+        with self._recorder.recording() as updates, torch_npu.npu.graph(graph, pool=self._pool, stream=self._stream):
+            fn()
+        if self._left is not None:
+            self._left -= 1
+        return NpuGraph(graph, updates, self._update_stream)

@@ -31,6 +31,13 @@ def load() -> None:
     _open()
 
 
+def count(name: str) -> int:
+    """How often something was submitted to the emulated device: "aclnnMatmul", "graph", "copy", "synchronize", ..."""
+    function = _open()[0].npuEmulatorCount
+    function.restype = ctypes.c_int64
+    return int(function(name.encode()))
+
+
 @cache
 def _open() -> tuple[ctypes.CDLL, ...]:
     torch_folder, torch_npu_folder = (_folder_of(package) for package in ("torch", "torch_npu"))

@@ -110,3 +110,22 @@ Kernel FusedInferAttentionScoreV3_op(
 }  // namespace
 
 ACLNN_EXPORT(FusedInferAttentionScoreV3)
+
+namespace {
+// The largest workspace over all lengths: asked for before a capture, so that replays with other lengths fit.
+template <class Maker> struct Workspace;
+template <class... A> struct Workspace<Kernel (*)(A...)> {
+  static int ask(typename Wire<A>::C... arguments, uint64_t* bytes, aclOpExecutor** executor) {
+    using Plan = Entry<FusedInferAttentionScoreV3_tag, Kernel (*)(A...)>;
+    const int code = Plan::plan(arguments..., bytes, executor);
+    *bytes = 4096;
+    return code;
+  }
+};
+}  // namespace
+extern "C" {
+static void* fia_workspace_of() {
+  return reinterpret_cast<void*>(&Workspace<decltype(&FusedInferAttentionScoreV3_op)>::ask);
+}
+EXPORT int aclnnFusedInferAttentionScoreV3GetMaxWorkspaceSize() __attribute__((ifunc("fia_workspace_of")));
+}

@@ -55,7 +55,9 @@ int launch(void*, uint64_t, aclOpExecutor* executor, aclrtStream stream) {
   return code;
 }
 
-int refused(const char* name, const std::string& why) { return npu::fail(561002, std::string(name) + ": " + why); }
+int refused(const char* name, const std::string& why) {
+  return npu::refuse_operator(561002, std::string(name) + ": " + why);
+}
 
 namespace {
 const bool started = [] {

@@ -3,7 +3,7 @@
 
 #include <chrono>
 #include <condition_variable>
-#include <memory>
+#include <map>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -43,6 +43,17 @@ std::mutex& message_lock() {
 }
 std::string& message() {
   static auto* it = new std::string;
+  return *it;
+}
+
+std::thread::id main_thread;
+std::string& lost() {
+  static auto* it = new std::string;
+  return *it;
+}
+
+std::map<std::string, int64_t>& counters() {
+  static auto* it = new std::map<std::string, int64_t>;
   return *it;
 }
 
@@ -131,6 +142,20 @@ aclError fail(aclError code, const std::string& text) {
   return code;
 }
 
+void note_main_thread() { main_thread = std::this_thread::get_id(); }
+
+aclError refuse_operator(aclError code, const std::string& text) {
+  fail(code, text);
+  std::lock_guard<std::mutex> held(message_lock());
+  if (std::this_thread::get_id() != main_thread && lost().empty()) lost() = text;
+  return code;
+}
+
+void count(const std::string& name) {
+  std::lock_guard<std::mutex> held(message_lock());
+  ++counters()[name];
+}
+
 Stream* stream_of(aclrtStream handle) {
   if (handle) return static_cast<Stream*>(handle);
   Machine& m = machine();
@@ -140,7 +165,13 @@ Stream* stream_of(aclrtStream handle) {
   return stream;
 }
 
+aclmdlRICaptureMode& thread_mode() {
+  static thread_local aclmdlRICaptureMode mode = ACL_MODEL_RI_CAPTURE_MODE_GLOBAL;
+  return mode;
+}
+
 bool spoils_capture(const std::string& call) {
+  if (thread_mode() == ACL_MODEL_RI_CAPTURE_MODE_RELAXED) return false;
   Machine& m = machine();
   std::lock_guard<std::mutex> held(m.lock);
   for (Stream* stream : m.streams)
@@ -153,6 +184,7 @@ bool spoils_capture(const std::string& call) {
 
 aclError submit(aclrtStream handle, std::string name, Task task) {
   Stream* stream = stream_of(handle);
+  count(name);
   Machine& m = machine();
   std::lock_guard<std::mutex> held(m.lock);
   if (stream->updating) {
@@ -170,6 +202,13 @@ aclError submit(aclrtStream handle, std::string name, Task task) {
 }
 
 aclError drain(Stream* only) {
+  count("synchronize");
+  std::string why;
+  {
+    std::lock_guard<std::mutex> held(message_lock());
+    why = lost();
+  }
+  if (!why.empty()) return fail(507015, "the device is lost since an operator was refused: " + why);
   Machine& m = machine();
   std::unique_lock<std::mutex> held(m.lock);
   const int device = current_device();
@@ -190,6 +229,13 @@ aclError drain(Stream* only) {
 using namespace npu;
 
 extern "C" {
+
+// Not a part of CANN: how often something was submitted, by the name it has in error messages.
+EXPORT int64_t npuEmulatorCount(const char* name) {
+  std::lock_guard<std::mutex> held(message_lock());
+  auto found = counters().find(name);
+  return found == counters().end() ? 0 : found->second;
+}
 
 const char* aclGetRecentErrMsg() {
   static thread_local std::string copy;
@@ -313,6 +359,7 @@ aclError aclrtQueryEventWaitStatus(aclrtEvent handle, aclrtEventWaitStatus* stat
 
 aclError aclrtSynchronizeEvent(aclrtEvent handle) {
   if (spoils_capture("synchronize event")) return no_sync("aclrtSynchronizeEvent");
+  count("synchronize event");
   auto* event = static_cast<Event*>(handle);
   Machine& m = machine();
   std::unique_lock<std::mutex> held(m.lock);

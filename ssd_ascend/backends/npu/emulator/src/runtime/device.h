@@ -58,8 +58,21 @@ EXPORT aclError submit(aclrtStream stream, std::string name, Task task);
 // Remembers the message for aclGetRecentErrMsg and hands the code back.
 EXPORT aclError fail(aclError code, const std::string& message);
 
+// The same for an operator. On torch_npu's queue thread such an error is raised once, and all later launches vanish
+// without a word; so the device is lost with it, and every synchronisation says so.
+EXPORT aclError refuse_operator(aclError code, const std::string& message);
+
+// The thread that initialised CANN: the user's, not the queue's.
+void note_main_thread();
+
+// Counts a call by its name, for tests and budgets: launches count by themselves in submit.
+void count(const std::string& name);
+
 // The stream behind a handle; null is the default stream of the current device.
 Stream* stream_of(aclrtStream handle);
+
+// How this thread may behave while others capture: relaxed lets synchronous calls pass.
+aclmdlRICaptureMode& thread_mode();
 
 // Whether any stream captures in a mode that forbids synchronous calls; then the capture is invalid, for this reason.
 bool spoils_capture(const std::string& call);

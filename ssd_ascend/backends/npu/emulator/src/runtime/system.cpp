@@ -27,6 +27,7 @@ extern "C" {
 
 // libopapi needs libtorch, so it cannot be opened before torch: by now it can, and torch_npu finds it by its SONAME.
 aclError aclInit(const char*) {
+  note_main_thread();
   Dl_info self;
   dladdr(reinterpret_cast<void*>(&aclInit), &self);
   const std::string path(self.dli_fname);
@@ -77,6 +78,10 @@ aclError aclrtGetLogicDevIdByUserDevId(const int32_t user, int32_t* const logic)
   return 0;
 }
 
+// Only a question about workspace leaves a plan that is never launched; it is small and asked once for each capture.
+// torch_npu looks for this in libnnopbase, which leads here.
+EXPORT int aclDestroyAclOpExecutor(void*) { return 0; }
+
 const char* aclrtGetSocName() { return "Ascend910_9392"; }
 
 aclError aclrtGetDeviceInfo(uint32_t, aclrtDevAttr attribute, int64_t* value) {
@@ -123,6 +128,7 @@ aclError aclrtSetOpWaitTimeout(uint32_t) { return 0; }
 aclError aclrtSetOpExecuteTimeOut(uint32_t) { return 0; }
 aclError aclrtSetDeviceSatMode(aclrtFloatOverflowMode) { return 0; }
 aclError aclrtSetStreamFailureMode(aclrtStream, uint64_t) { return 0; }
+aclError aclrtSetStreamAttribute(aclrtStream, aclrtStreamAttr, aclrtStreamAttrValue*) { return 0; }
 aclError aclrtPeekAtLastError(aclrtLastErrLevel) { return 0; }
 aclError aclrtGetLastError(aclrtLastErrLevel) { return 0; }
 
@@ -139,12 +145,12 @@ aclError aclSetCompileopt(aclCompileOpt, const char*) { return 0; }
 aclError aclopCompileAndExecute(const char* type, int, const aclTensorDesc* const[], const aclDataBuffer* const[], int,
                                 const aclTensorDesc* const[], aclDataBuffer* const[], const aclopAttr*, aclopEngineType,
                                 aclopCompileType, const char*, aclrtStream) {
-  return fail(561103, std::string("the operator ") + type + " is not emulated");
+  return refuse_operator(561103, std::string("the operator ") + type + " is not emulated");
 }
 aclError aclopCompileAndExecuteV2(const char* type, int, aclTensorDesc*[], aclDataBuffer*[], int, aclTensorDesc*[],
                                   aclDataBuffer*[], aclopAttr*, aclopEngineType, aclopCompileType, const char*,
                                   aclrtStream) {
-  return fail(561103, std::string("the operator ") + type + " is not emulated");
+  return refuse_operator(561103, std::string("the operator ") + type + " is not emulated");
 }
 
 }  // extern "C"

@@ -1,0 +1,106 @@
+"""What the NPU backend says of itself, of chips, and of what is missing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssd_ascend.backends.base import AttentionSpec, Backend
+from ssd_ascend.backends.npu import emulator, environment
+from ssd_ascend.backends.npu.soc import SOCS, find_soc
+from ssd_ascend.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_says_that_it_is_emulated(backend: Backend) -> None:
+    assert emulator.is_loaded()
+    assert backend.describe(backend.device(0)) == "npu: Ascend910_9392, Atlas A3 (910C) (emulated)"
+
+
+def test_fresh_memory_is_rubbish(backend: Backend) -> None:
+    """Who reads what nobody wrote must see it."""
+    fresh = torch.empty(1 << 21, dtype=torch.float16, device=backend.device(0))
+    assert torch.isnan(fresh).all()
+
+
+def test_a_pinned_buffer_that_is_overwritten_too_early_shows(backend: Backend) -> None:
+    """Copies are queued, as on hardware: the backend's own must be guarded by events."""
+    device = backend.device(0)
+    busy = torch.ones(600, 600, device=device)
+    pinned = torch.zeros(4, dtype=torch.int64, pin_memory=True)
+    for _ in range(20):
+        busy = busy @ busy
+    arrived = torch.empty(4, dtype=torch.int64, device=device)
+    arrived.copy_(pinned, non_blocking=True)
+    pinned.fill_(7)
+    assert arrived.tolist() == [7, 7, 7, 7]
+
+
+def test_devices_are_apart(backend: Backend) -> None:
+    first, second = backend.device(0), backend.device(1)
+    x = torch.arange(8, device=second)
+    assert x.device == second
+    assert torch.equal(x.to(first).cpu(), torch.arange(8))
+    backend.device(0)
+    with pytest.raises(ConfigError, match="there is no NPU 99"):
+        backend.device(99)
+
+
+def test_attention_refuses_what_the_operator_would(backend: Backend) -> None:
+    device = backend.device(0)
+    for spec in (
+        AttentionSpec(1, 4, 2, 64, 64, torch.float16, 0.1),
+        AttentionSpec(1, 4, 2, 512, 128, torch.float16, 0.1),
+    ):
+        with pytest.raises(ConfigError):
+            backend.attention(spec, device)
+
+
+@pytest.mark.parametrize("version", [220, 225, 250, 255, 260])
+def test_chips_that_serve(version: int) -> None:
+    assert find_soc(version).refusal is None
+
+
+@pytest.mark.parametrize(("version", "words"), [(200, "310P"), (205, "310P"), (104, "not known"), (230, "not known")])
+def test_chips_that_do_not(version: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        find_soc(version)
+
+
+def test_generations_do_not_overlap() -> None:
+    versions = [version for soc in SOCS for version in soc.versions]
+    assert len(versions) == len(set(versions))
+
+
+@pytest.mark.parametrize("name", list(environment.FORBIDDEN))
+def test_settings_that_cannot_work_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, environment.FORBIDDEN[name][0])
+    with pytest.raises(ConfigError, match=name):
+        environment.apply(emulated=True)
+
+
+ASK = """
+from ssd_ascend.backends.registry import load_backend
+from ssd_ascend.errors import ConfigError
+try:
+    load_backend("npu")
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_without_npu_and_emulator_one_sentence_says_what_to_do() -> None:
+    """torch_npu is there and CANN is not: no page of words from the dynamic linker."""
+    names = ("SSD_", "ASCEND_", "TORCH_", "TASK_")
+    bare = {name: value for name, value in os.environ.items() if not name.startswith(names)}
+    command = [sys.executable, "-c", ASK]
+    done = subprocess.run(command, cwd=ROOT, env=bare, capture_output=True, text=True, timeout=120, check=True)
+    (sentence,) = done.stdout.splitlines()
+    assert "CANN toolkit is missing" in sentence
+    assert "SSD_NPU_EMULATOR=1" in sentence

@@ -1,0 +1,116 @@
+"""Captured graphs: the bits of the eager run, lengths re-issued at every replay, and a counted price for each step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssd_ascend.backends.base import Backend
+from ssd_ascend.backends.npu import emulator
+from ssd_ascend.core.batch import Mode
+from ssd_ascend.distributed.collectives import SingleRank
+from ssd_ascend.runtime.inputs import Row, build_batch
+from ssd_ascend.runtime.load import CacheSize, load_runner
+from ssd_ascend.runtime.model_runner import ModelRunner
+from ssd_ascend.speculation.registry import DRAFTERS, SPECULATORS
+from tests.engine.harness import greedy, prompts_of, run, speculation, write_pair
+
+LAYERS = 4
+LOOKAHEAD = 4
+PROMPTS = prompts_of([1, 5, 17, 140])
+ON_NPU = {"device": "npu", "dtype": "float16", "num_kv_blocks": 64, "max_num_seqs": 4}
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pair(tmp_path_factory.mktemp("llama"), "llama")
+
+
+@pytest.fixture(scope="module")
+def runner(pair: Path, backend: Backend) -> ModelRunner:
+    """A target alone, with graphs for 1, 2 and 4 rows, to decode and to verify."""
+    size = CacheSize(max_model_len=512, max_num_seqs=4, num_blocks=16)
+    loaded = load_runner(
+        pair / "target", backend, backend.device(0), SingleRank(), dtype=torch.float16, block_size=128, size=size
+    )
+    captured = loaded.runner
+    captured.capture_graphs(backend, max_rows=4, lookahead=LOOKAHEAD, max_len=512)
+    assert captured.graphs is not None
+    assert len(captured.graphs.buckets) == 6
+    return captured
+
+
+def rows_of(lengths: list[tuple[int, int]], seed: int) -> list[Row]:
+    """Rows of (start, tokens), each with four blocks of its own."""
+    g = torch.Generator().manual_seed(seed)
+    return [
+        Row(torch.randint(3, 24, (n,), generator=g).tolist(), start, [4 * i + b for b in range(4)], n)
+        for i, (start, n) in enumerate(lengths)
+    ]
+
+
+STEPS = [
+    (Mode.DECODE, [(100, 1)]),
+    (Mode.DECODE, [(100, 1), (127, 1), (3, 1)]),
+    (Mode.DECODE, [(128, 1), (255, 1), (40, 1), (9, 1)]),
+    (Mode.VERIFY, [(100, 5), (126, 5), (60, 5), (7, 5)]),
+    (Mode.VERIFY, [(100, 5), (126, 2), (60, 1), (7, 3)]),
+    (Mode.VERIFY, [(300, 3)]),
+    (Mode.VERIFY, [(30, 2), (130, 5), (50, 4)]),
+]
+
+
+def test_a_replay_gives_the_bits_of_the_eager_run(runner: ModelRunner) -> None:
+    """Full buckets, idle rows, short rows; lengths change from one replay of a bucket to the next."""
+    for seed, (mode, lengths) in enumerate([*STEPS, *reversed(STEPS)]):
+        rows = rows_of(lengths, seed)
+        torch.manual_seed(seed)
+        before = torch.randn(runner.kv.tensor.shape).to(runner.kv.tensor.dtype)
+        results = []
+        for staging in (None, runner.graphs):
+            runner.kv.tensor.copy_(before)
+            batch = build_batch(mode, rows, block_size=128, device=runner.device, staging=staging)
+            replays = emulator.count("graph")
+            logits = runner.forward(batch).logits.cpu()
+            assert emulator.count("graph") - replays == (staging is not None)
+            results.append((logits, runner.kv.tensor.cpu()))
+        assert torch.equal(results[0][0], results[1][0]), (mode, lengths)
+        assert torch.equal(results[0][1], results[1][1]), (mode, lengths)
+
+
+def test_what_a_captured_step_costs(runner: ModelRunner) -> None:
+    """One graph, one update a layer, one copy to the device; no other launch and no wait."""
+    rows = rows_of([(100, 5), (126, 2), (60, 1)], 0)
+    watched = ("graph", "update task group", "copy", "synchronize", "aclnnInplaceCopy", "aclnnMatmul", "aclnnRmsNorm")
+    batch = build_batch(Mode.VERIFY, rows, block_size=128, device=runner.device, staging=runner.graphs)
+    runner.forward(batch)  # both host buffers of the bucket have been used once
+    torch.npu.synchronize()
+    before = {name: emulator.count(name) for name in watched}
+    batch = build_batch(Mode.VERIFY, rows, block_size=128, device=runner.device, staging=runner.graphs)
+    runner.forward(batch)
+    spent = {name: emulator.count(name) - before[name] for name in watched}
+    torch.npu.synchronize()
+    assert spent == {
+        "graph": 1,
+        "update task group": LAYERS,
+        "copy": 1,
+        "synchronize": 0,
+        "aclnnInplaceCopy": 0,
+        "aclnnMatmul": 0,
+        "aclnnRmsNorm": 0,
+    }
+
+
+@pytest.mark.parametrize("drafter", [name for name in DRAFTERS.names() if name != "ngram"])
+@pytest.mark.parametrize("speculator", [name for name in SPECULATORS.names() if name != "none"])
+def test_greedy_tokens_with_graphs_are_those_without(pair: Path, speculator: str, drafter: str) -> None:
+    eager = run(pair, PROMPTS, greedy(), graphs=False, **ON_NPU)
+    replays = emulator.count("graph")
+    plain = run(pair, PROMPTS, greedy(), graphs=True, **ON_NPU)
+    assert emulator.count("graph") - replays > 10
+    other = run(pair, PROMPTS, greedy(), speculation(pair, speculator, drafter), graphs=True, **ON_NPU)
+    assert eager.tokens == plain.tokens == other.tokens
