@@ -24,6 +24,12 @@ class CachedSpeculation:
     law: torch.Tensor | None
     hidden: torch.Tensor | None
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of law, features, tokens, and the outcome it is filed under."""
+        held = sum(t.numel() * t.element_size() for t in (self.law, self.hidden) if t is not None)
+        return held + 8 * (len(self.tokens) + 3)
+
 
 class SpeculationCache:
     """Holds at most one generation of branches per sequence, so its size is bounded by batch * width * lookahead."""
@@ -33,17 +39,12 @@ class SpeculationCache:
         self._of_sequence: dict[int, list[VerificationOutcome]] = {}
         self.lookups = 0
         self.hits = 0
+        self.num_bytes = 0
+        """Held now. Kept count of, because every answer reports it."""
 
     def __len__(self) -> int:
         """Outcomes that are prepared for."""
         return len(self._entries)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of laws, features and tokens held."""
-        tensors = [t for entry in self._entries.values() for t in (entry.law, entry.hidden) if t is not None]
-        held = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        return held + 8 * sum(len(entry.tokens) + 3 for entry in self._entries.values())
 
     def look_up(self, outcome: VerificationOutcome) -> CachedSpeculation | None:
         """The speculation prepared for `outcome`; counts the hit or miss."""
@@ -62,11 +63,12 @@ class SpeculationCache:
                 continue
             law = chain.law[i, :count] if chain.law is not None and chain.has_law[i] else None
             hidden = None if chain.hidden is None else chain.hidden[i, :count]
-            self._entries[outcome] = CachedSpeculation(tokens[i][:count], law, hidden)
+            entry = self._entries[outcome] = CachedSpeculation(tokens[i][:count], law, hidden)
+            self.num_bytes += entry.num_bytes
             self._of_sequence.setdefault(outcome.seq_id, []).append(outcome)
 
     def drop(self, seq_ids: Iterable[int]) -> None:
         """Forget what was prepared for sequences."""
         for seq_id in seq_ids:
             for outcome in self._of_sequence.pop(seq_id, ()):
-                del self._entries[outcome]
+                self.num_bytes -= self._entries.pop(outcome).num_bytes

@@ -234,18 +234,14 @@ class DraftWorker:
 
     def _pack(self, number: int, seqs: Rows[DraftSequence], replies: Rows[_Reply]) -> Answer:
         width = self._lookahead
-        tokens = torch.zeros((len(replies), width), dtype=torch.int64)
-        laws: list[torch.Tensor] = []
-        for i, reply in enumerate(replies):
-            tokens[i, : len(reply.tokens)] = torch.tensor(reply.tokens, dtype=torch.int64)
-            if reply.law is not None:
-                laws.append(_padded(reply.law, width))
+        padded = [reply.tokens + [0] * (width - len(reply.tokens)) for reply in replies]
+        laws = [_padded(reply.law, width) for reply in replies if reply.law is not None]
         return Answer(
             number=number,
             seq_ids=[seq.id for seq in seqs],
             sources=[int(reply.source) for reply in replies],
             num_tokens=[len(reply.tokens) for reply in replies],
-            tokens=tokens,
+            tokens=torch.tensor(padded, dtype=torch.int64).reshape(len(replies), width),
             has_law=[reply.law is not None for reply in replies],
             law=torch.stack(laws) if laws else None,
             stats=WorkerStats(
