@@ -68,6 +68,8 @@ class Attention(nn.Module):
         self.o_proj = RowLinear(ctx, heads * head_dim, q_rows, config.hidden_size, bias=config.attention_bias)
         self.q_norm = q_norm
         self.k_norm = k_norm
+        # asked once: looking through a protocol takes longer than a small operator
+        self._rotating = ctx.attention if isinstance(ctx.attention, RotatingAttention) else None
 
     def forward(self, x: torch.Tensor, batch: ForwardBatch, kv: torch.Tensor) -> torch.Tensor:
         """x: [T, input_size]; kv: this layer's cache. Writes the keys and values of the batch into it."""
@@ -82,8 +84,9 @@ class Attention(nn.Module):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch, kv: torch.Tensor
     ) -> torch.Tensor:
         """Rotate, store and attend; [T, heads, D] each -> [T, Hq * D]."""
-        attention = self._ctx.attention
-        if isinstance(attention, RotatingAttention):
-            return attention.forward_rotated(q, k, v, batch.positions, self._cos_sin, kv, batch.attention, self._layer)
+        if self._rotating is not None:
+            return self._rotating.forward_rotated(
+                q, k, v, batch.positions, self._cos_sin, kv, batch.attention, self._layer
+            )
         q, k = self._ctx.ops.rotary(q, k, batch.positions, self._cos_sin)
-        return attention.forward(q, k, v, kv, batch.attention, self._layer)
+        return self._ctx.attention.forward(q, k, v, kv, batch.attention, self._layer)
