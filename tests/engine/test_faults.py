@@ -355,7 +355,7 @@ def test_preempted_sequences_leave_nothing(pair: Path, engines: list[Engine]) ->
     assert holdings(engine) | {"unanswered": 0} == before
 
 
-@pytest.mark.parametrize("rounds", [400, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [200, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_nothing_grows_over_many_rounds(pair: Path, engines: list[Engine], rounds: int) -> None:
     """Requests come and go, some sampled, some with penalties, some left alone by their clients."""
     engine = make_engine(pair, speculation(pair, "ssd", fan_out="auto"), max_num_seqs=4)
