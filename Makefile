@@ -57,7 +57,7 @@ format: setup
 	$(VENV)/bin/ruff format .
 
 test: lint
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup --durations 15
 
 slow: setup
 	$(VENV)/bin/python -m pytest -m slow

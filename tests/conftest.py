@@ -11,6 +11,9 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before any test imports the hub's client, which reads it once
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# several test processes share the cores: one thread each, and none that spins for a core another one needs
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 @pytest.fixture(autouse=True)
