@@ -26,6 +26,6 @@ if [ ! -f "$STAMP" ]; then
   rm -f "$VENV"/.ready-*
   touch "$STAMP"
 fi
-export SSD_NPU_EMULATOR=1
+export SSD_NPU_EMULATOR=1 TORCH_DEVICE_BACKEND_AUTOLOAD=0  # pytest may import torch before the package does
 "$VENV/bin/python" -m pytest tests/npu "$@"
 "$VENV/bin/python" -m pytest tests/backends --device npu "$@"

@@ -1,7 +1,7 @@
 """Compiles the emulator once per machine and torch version into a cache folder; called by `loader.load`.
 
-Two compiler runs, one after the other: libascendcl (plain C++) and libopapi (over libtorch, all sources in one go, so
-that torch's headers are parsed once). The other libraries torch_npu wants are empty and only lead to libascendcl.
+One compiler run after the other: libascendcl and libhccl (plain C++), then libopapi (over libtorch, all sources in one
+go, so that torch's headers are parsed once). The other libraries torch_npu wants are empty and only lead to these.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = get_logger(__name__)
 
 SOURCES = Path(__file__).with_name("src")
 COMPILERS = ("g++", "c++")
-COMPANIONS = ("hccl", "acl_op_compiler", "ge_runner", "graph", "acl_tdt_channel", "nnopbase")
+COMPANIONS = ("hcomm", "acl_op_compiler", "ge_runner", "graph", "acl_tdt_channel", "nnopbase")
 """What torch_npu is linked to or opens besides; libopapi is opened by libascendcl's aclInit."""
 HOME = ("runtime", "compiler", "opp")
 """Folders of a CANN installation that torch_npu looks for; empty here."""
@@ -59,11 +59,14 @@ def _compile_all(compiler: str, out: Path, torch_folder: Path, torch_npu_folder:
     headers = f"-I{torch_npu_folder}/include/third_party/acl/inc"
     runtime = sorted(str(source) for source in (SOURCES / "runtime").glob("*.cpp"))
     _run([compiler, *FLAGS, headers, *runtime, *_named(out, "ascendcl"), "-ldl", "-pthread"])
+    leads = ("-Wl,--no-as-needed", f"-L{out}", "-lascendcl")
+    hccl_headers = f"-I{torch_npu_folder}/include"
+    sources = sorted(str(source) for source in (SOURCES / "hccl").glob("*.cpp"))
+    _run([compiler, *FLAGS, headers, hccl_headers, *sources, *_named(out, "hccl"), *leads, "-lrt"])
     for name in HOME:
         (out / name).mkdir()
     for name in COMPANIONS:
-        linked = ("-Wl,--no-as-needed", f"-L{out}", "-lascendcl")
-        _run([compiler, *FLAGS, "-x", "c++", "/dev/null", "-x", "none", *_named(out, name), *linked])
+        _run([compiler, *FLAGS, "-x", "c++", "/dev/null", "-x", "none", *_named(out, name), *leads, "-lhccl"])
     everything = "".join(f'#include "{source}"\n' for source in sorted((SOURCES / "opapi").glob("*.cpp")))
     torch_headers = [f"-isystem{torch_folder}/include{rest}" for rest in ("", "/torch/csrc/api/include")]
     libraries = (f"-L{out}", "-lascendcl", f"-L{torch_folder}/lib", "-ltorch_cpu", "-lc10")

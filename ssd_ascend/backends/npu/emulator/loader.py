@@ -13,7 +13,7 @@ from ssd_ascend import env
 from ssd_ascend.backends.npu.emulator.build import COMPANIONS, build
 from ssd_ascend.errors import ConfigError
 
-_FIRST = ("ascendcl", *COMPANIONS)
+_FIRST = ("ascendcl", "hccl", *COMPANIONS)
 
 
 def is_loaded() -> bool:

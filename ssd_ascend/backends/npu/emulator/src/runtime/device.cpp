@@ -12,14 +12,13 @@ namespace npu {
 namespace {
 
 constexpr int kMaxStreams = 1984;        // per device, RT api_ref/06_stream_management
-constexpr double kWaitLimitSeconds = 30; // hardware gives up with 507046 after minutes
 
 struct Event {
   uint32_t flag = 0;
   uint64_t recorded = 0;   // by the host, in order of submission
   uint64_t completed = 0;  // by the device
   double when = 0;
-  Graph* capture = nullptr;
+  uint32_t capture = 0;  // the id of the graph it was recorded in, if in any
 };
 
 // Leaked on purpose: the device thread may outlive static destructors.
@@ -73,8 +72,8 @@ bool try_first(Stream* stream, std::unique_lock<std::mutex>& held) {
   stream->running = false;
   if (error) stream->error = error;
   if (!done && stream->waiting_since == 0) stream->waiting_since = now();
-  if (!done && now() - stream->waiting_since > kWaitLimitSeconds) {
-    stream->error = fail(507046, first.name + " waited " + std::to_string(int(kWaitLimitSeconds)) +
+  if (!done && now() - stream->waiting_since > first.patience) {
+    stream->error = fail(507046, first.name + " waited " + std::to_string(int(first.patience)) +
                                      " s for something nobody did: a record is missing, or came too early");
     done = true;
   }
@@ -124,6 +123,14 @@ Stream* make_stream(int device) {
   return stream;
 }
 
+// The graph with this id, while it is being captured; needs the lock.
+Graph* capturing(uint32_t id) {
+  if (id)
+    for (Stream* stream : machine().streams)
+      if (stream->capture && stream->capture->id == id) return stream->capture;
+  return nullptr;
+}
+
 aclError no_sync(const char* call) {
   return fail(107041, std::string(call) + " while a stream is being captured");
 }
@@ -170,6 +177,12 @@ aclmdlRICaptureMode& thread_mode() {
   return mode;
 }
 
+void end_capture(Graph* graph) {
+  std::lock_guard<std::mutex> held(machine().lock);
+  for (Stream* stream : machine().streams)
+    if (stream->capture == graph) stream->capture = nullptr;
+}
+
 bool spoils_capture(const std::string& call) {
   if (thread_mode() == ACL_MODEL_RI_CAPTURE_MODE_RELAXED) return false;
   Machine& m = machine();
@@ -182,21 +195,21 @@ bool spoils_capture(const std::string& call) {
   return false;
 }
 
-aclError submit(aclrtStream handle, std::string name, Task task) {
+aclError submit(aclrtStream handle, std::string name, Task task, double patience) {
   Stream* stream = stream_of(handle);
   count(name);
   Machine& m = machine();
   std::lock_guard<std::mutex> held(m.lock);
   if (stream->updating) {
-    stream->update.push_back({std::move(name), std::move(task)});
+    stream->update.push_back({std::move(name), std::move(task), patience});
     return 0;
   }
   if (stream->capture) {
-    stream->capture->nodes.push_back({std::move(name), std::move(task)});
+    stream->capture->nodes.push_back({std::move(name), std::move(task), patience});
     return 0;
   }
   if (stream->error) return stream->error;
-  stream->tasks.push_back({std::move(name), std::move(task)});
+  stream->tasks.push_back({std::move(name), std::move(task), patience});
   m.work.notify_one();
   return 0;
 }
@@ -312,7 +325,7 @@ aclError aclrtRecordEvent(aclrtEvent handle, aclrtStream stream_handle) {
   uint64_t number;
   {
     std::lock_guard<std::mutex> held(machine().lock);
-    event->capture = stream->capture;
+    event->capture = stream->capture ? stream->capture->id : 0;
     if (stream->capture) return 0;  // inside a graph, order of capture is order of execution
     number = ++event->recorded;
   }
@@ -329,9 +342,10 @@ aclError aclrtStreamWaitEvent(aclrtStream stream_handle, aclrtEvent handle) {
   uint64_t number;
   {
     std::lock_guard<std::mutex> held(machine().lock);
-    if (event->capture && !stream->capture) stream->capture = event->capture;  // it joins the capture
+    Graph* graph = capturing(event->capture);
+    if (graph && !stream->capture) stream->capture = graph;  // it joins the capture
     if (stream->capture) {
-      if (event->capture == stream->capture || event->recorded == event->completed) return 0;
+      if (graph == stream->capture || event->recorded == event->completed) return 0;
       return fail(107031, "a captured stream waits for an event recorded outside its graph");
     }
     number = event->recorded;
@@ -344,8 +358,8 @@ aclError aclrtResetEvent(aclrtEvent, aclrtStream) { return 0; }  // records are 
 
 aclError aclrtQueryEventStatus(aclrtEvent handle, aclrtEventRecordedStatus* status) {
   auto* event = static_cast<Event*>(handle);
-  if (event->capture) return no_sync("aclrtQueryEventStatus");
   std::lock_guard<std::mutex> held(machine().lock);
+  if (capturing(event->capture)) return no_sync("aclrtQueryEventStatus");
   *status = event->completed == event->recorded ? ACL_EVENT_RECORDED_STATUS_COMPLETE : ACL_EVENT_RECORDED_STATUS_NOT_READY;
   return 0;
 }

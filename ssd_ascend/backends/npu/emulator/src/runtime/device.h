@@ -18,9 +18,12 @@ namespace npu {
 
 using Task = std::function<bool()>;
 
+constexpr double kPatience = 30;  // seconds; hardware gives up with 507046 after minutes
+
 struct Node {
   std::string name;
   Task task;
+  double patience = kPatience;  // how long it may wait at the head of its stream
 };
 
 struct Graph;
@@ -53,7 +56,7 @@ struct Stream {
 };
 
 // Queues a task, or records it where the stream captures, or takes it as an update of a task group.
-EXPORT aclError submit(aclrtStream stream, std::string name, Task task);
+EXPORT aclError submit(aclrtStream stream, std::string name, Task task, double patience = kPatience);
 
 // Remembers the message for aclGetRecentErrMsg and hands the code back.
 EXPORT aclError fail(aclError code, const std::string& message);
@@ -70,6 +73,9 @@ void count(const std::string& name);
 
 // The stream behind a handle; null is the default stream of the current device.
 Stream* stream_of(aclrtStream handle);
+
+// Lets go of all streams that take part in a capture.
+void end_capture(Graph* graph);
 
 // How this thread may behave while others capture: relaxed lets synchronous calls pass.
 aclmdlRICaptureMode& thread_mode();

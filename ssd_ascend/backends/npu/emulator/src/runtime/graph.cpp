@@ -1,4 +1,5 @@
 // Captured graphs (aclmdlRI): recorded nodes, replayed in order; task groups whose nodes an update replaces.
+#include <algorithm>
 #include <memory>
 #include <stdexcept>
 
@@ -7,7 +8,7 @@
 using namespace npu;
 
 namespace {
-uint32_t next_id = 0;
+uint32_t next_id = 1;
 }
 
 extern "C" {
@@ -27,7 +28,7 @@ aclError aclmdlRICaptureEnd(aclrtStream handle, aclmdlRI* out) {
   Graph* graph = stream->capture;
   *out = nullptr;
   if (!graph) return fail(107036, "the stream is not being captured");
-  stream->capture = nullptr;
+  end_capture(graph);
   if (stream->open_group) {
     stream->open_group = nullptr;
     return fail(107034, "the capture ended inside a task group");
@@ -54,6 +55,8 @@ aclError aclmdlRICaptureThreadExchangeMode(aclmdlRICaptureMode* mode) {
 aclError aclmdlRIExecuteAsync(aclmdlRI handle, aclrtStream stream) {
   auto* graph = static_cast<Graph*>(handle);
   auto next = std::make_shared<size_t>(0);
+  double patience = kPatience;
+  for (const Node& node : graph->nodes) patience = std::max(patience, node.patience);
   return submit(stream, "graph", [graph, next] {
     for (; *next < graph->nodes.size(); ++*next) {
       Node& node = graph->nodes[*next];
@@ -64,7 +67,7 @@ aclError aclmdlRIExecuteAsync(aclmdlRI handle, aclrtStream stream) {
       }
     }
     return true;
-  });
+  }, patience);
 }
 
 // Its nodes may still be queued: torch_npu synchronises before it destroys, so they are not.
