@@ -47,6 +47,18 @@ def test_greedy_tokens_are_those_of_plain_decoding(
         assert speculator != "ssd" or other.stats.speculation.hits > 0
 
 
+def test_a_draft_worker_of_its_own(pair: Path, dtype: str, plain: Run) -> None:
+    """Another process, which finds the emulator by itself."""
+    if dtype != "float16":
+        pytest.skip("one dtype is enough for a process")
+    config = speculation(pair, "ssd", "model", worker="process", worker_timeout_s=60.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSD_NPU_EMULATOR", "1")
+        other = run(pair, PROMPTS, greedy(), config, dtype=dtype, **ON_NPU)
+    assert other.tokens == plain.tokens
+    assert other.stats.speculation.hits > 0
+
+
 @pytest.mark.parametrize("speculator", ["none", *SPECULATING])
 def test_sampling_with_every_stage_runs(pair: Path, speculator: str) -> None:
     """Penalties, bias, truncation and log-probabilities touch operators that greedy decoding never does.

@@ -22,13 +22,14 @@ class NpuOps:
         return apply
 
     def vocab_head(self, weight: torch.Tensor) -> Linear:
-        """[T, H] -> float32 [T, V]: the product accumulates in float32 and is not rounded on its way out."""
+        """[T, H] -> float32 [T, V]: the product accumulates in float32 and is not rounded on its way out.
+
+        Where this torch_npu cannot do that, it is rounded, which only makes more ties.
+        """
         columns = weight.contiguous().t()
-
-        def apply(x: torch.Tensor) -> torch.Tensor:
-            return torch.mm(x, columns, out_dtype=torch.float32)
-
-        return apply
+        if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::mm.dtype", "PrivateUse1"):
+            return lambda x: torch.mm(x, columns).float()
+        return lambda x: torch.mm(x, columns, out_dtype=torch.float32)
 
     def embedding(self, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Rows of weight [V, H] for ids [T] -> [T, H]."""
