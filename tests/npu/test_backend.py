@@ -12,8 +12,10 @@ import torch
 
 from ssd_ascend.backends.base import AttentionSpec, Backend
 from ssd_ascend.backends.npu import emulator, environment
+from ssd_ascend.backends.npu.emulator.build import build
 from ssd_ascend.backends.npu.soc import SOCS, find_soc
 from ssd_ascend.errors import ConfigError
+from tests.engine.harness import make_engine, speculation, write_pair
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -83,6 +85,25 @@ def test_settings_that_cannot_work_are_refused(name: str, monkeypatch: pytest.Mo
     monkeypatch.setenv(name, environment.FORBIDDEN[name][0])
     with pytest.raises(ConfigError, match=name):
         environment.apply(emulated=True)
+
+
+def test_more_than_sixteen_verify_tokens_are_refused(backend: Backend, tmp_path: Path) -> None:
+    pair = write_pair(tmp_path, "llama")
+    with pytest.raises(ConfigError, match="at most 16 tokens a row"):
+        make_engine(pair, speculation(pair, "sd", lookahead=16), device="npu", dtype="float16")
+
+
+def test_a_missing_compiler_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler"):
+        build(tmp_path, tmp_path, tmp_path, "torch")
+
+
+def test_a_failed_build_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Without CANN's headers nothing compiles; the next attempt must start afresh."""
+    with pytest.raises(ConfigError, match="does not compile"):
+        build(tmp_path / "cache", tmp_path, tmp_path, "torch")
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
 
 
 ASK = """

@@ -82,6 +82,21 @@ def test_a_replay_gives_the_bits_of_the_eager_run(runner: ModelRunner) -> None:
         assert torch.equal(results[0][1], results[1][1]), (mode, lengths)
 
 
+def test_a_replay_with_the_lengths_of_another_step_is_wrong(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The emulator freezes lengths as hardware does: without `replan` the step attends to the wrong keys."""
+    mode, lengths = STEPS[1]
+    assert runner.graphs is not None
+    for other in ([(20, 1), (11, 1), (90, 1)], lengths):
+        batch = build_batch(mode, rows_of(other, 1), block_size=128, device=runner.device, staging=runner.graphs)
+        fresh = runner.forward(batch).logits.cpu()
+        monkeypatch.setattr(runner.attention, "replan", lambda meta, bucket: None)
+    monkeypatch.undo()
+    batch = build_batch(mode, rows_of(lengths, 1), block_size=128, device=runner.device, staging=runner.graphs)
+    assert not torch.equal(runner.forward(batch).logits.cpu(), fresh)
+
+
 def test_what_a_captured_step_costs(runner: ModelRunner) -> None:
     """One graph, one update a layer, one copy to the device; no other launch and no wait."""
     rows = rows_of([(100, 5), (126, 2), (60, 1)], 0)
