@@ -20,14 +20,21 @@ DRAFTERS = ("model", "eagle3", "ngram")
 
 
 def _lookahead(text: str) -> int | Literal["auto"]:
-    return "auto" if text == "auto" else int(text)
+    return "auto" if text == "auto" else _whole_number(text, "a number, or auto")
 
 
 def _fan_out(text: str) -> FanOutSpec:
     if text == "auto":
         return "auto"
-    numbers = tuple(int(part) for part in text.strip("[]").split(","))
+    numbers = tuple(_whole_number(part, "a number, a list such as 4,3,2,1, or auto") for part in text.split(","))
     return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _whole_number(text: str, expected: str) -> int:
+    try:
+        return int(text.strip(" []"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {expected}") from None
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,11 +107,13 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     if catalogue.is_preset(model):
         preset = catalogue.find_preset(model)
         speculation = preset.speculation or speculation
-        engine = {"served_model_name": preset.target.name, "max_model_len": preset.target.dims.max_model_len}
+        engine = {"max_model_len": preset.target.dims.max_model_len}
         if preset.draft is not None:
             speculation = replace(speculation, draft=model)
     if draft := env.draft_model():
         speculation = replace(speculation, draft=draft)
     asked = {name: value for name, value in given.items() if name in _SPECULATION_FIELDS}
+    if "draft" in asked and asked.get("speculator", speculation.speculator) == "none":
+        raise ConfigError("--draft is given, but no speculator uses it", remedy="add --speculator sd or ssd")
     engine.update({name: value for name, value in given.items() if name in _ENGINE_FIELDS})
     return EngineConfig(model=model, speculation=replace(speculation, **asked), **engine)

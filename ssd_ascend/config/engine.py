@@ -47,8 +47,12 @@ class EngineConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)}: it must be at least 1", remedy=f"raise {name}")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ConfigError(f"max_model_len is {self.max_model_len}", remedy="a prompt and an answer need at least 2")
-        if self.kv_cache_gb is not None and self.kv_cache_gb <= 0:
+        if self.kv_cache_gb is not None and not 0.0 < self.kv_cache_gb < float("inf"):
             raise ConfigError(f"kv_cache_gb is {self.kv_cache_gb}", remedy="give a positive number of gigabytes")
+        for name in ("threads", "num_kv_blocks", "block_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}: it must be at least 1", remedy=f"raise {name}, or leave it out")
         rows = self.max_num_seqs * (self.speculation.max_lookahead + 1)
         if rows > self.max_batched_tokens:
             raise ConfigError(

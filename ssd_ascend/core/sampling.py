@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from ssd_ascend.errors import RequestError
 
 MAX_LOGPROBS = 20
+MIN_TEMPERATURE = 1e-5
+"""Below it a temperature counts as 0: dividing by less overflows float32, and the law is the arg-max anyway."""
 MAX_N = 128
 MAX_STOP_STRINGS = 16
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
@@ -66,6 +68,8 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, 0.0, 100.0)
+        if self.temperature < MIN_TEMPERATURE:
+            object.__setattr__(self, "temperature", 0.0)
         _number("top_p", self.top_p, 0.0, 1.0)
         _require(self.top_p > 0.0, "top_p", self.top_p, "above 0")
         _integer("top_k", self.top_k, -1, 1 << 31)

@@ -32,6 +32,11 @@ def num_kv_blocks(
         blocks = min(useful, comfort, int(memory.free * _HOST_SHARE) // block_bytes)
     else:
         blocks = min(useful, int(memory.free * _DEVICE_SHARE) // block_bytes)
+    if blocks < 2 and wanted_gb is not None:
+        raise ConfigError(
+            f"kv_cache_gb {wanted_gb:g} holds {blocks} blocks of {block_size} tokens ({block_bytes / 1e6:.1f} MB each)",
+            remedy=f"a sequence of full length needs {per_sequence * block_bytes / 1e9:.3f}",
+        )
     if blocks < 2:
         raise ConfigError(
             f"a KV cache of {blocks} blocks ({block_bytes / 1e6:.1f} MB each) holds no sequence; "

@@ -16,6 +16,7 @@ from ssd_ascend import trace
 from ssd_ascend.core.speculation import Source, VerificationOutcome
 from ssd_ascend.errors import TransportError
 from ssd_ascend.speculation.base import Chain, Drafter, DraftSequence
+from ssd_ascend.speculation.branch_budget import BranchBudget
 from ssd_ascend.speculation.branch_depth import BranchDepth, FixedDepth
 from ssd_ascend.speculation.cache import CachedSpeculation, SpeculationCache
 from ssd_ascend.speculation.fallback import FallbackPolicy
@@ -49,14 +50,17 @@ class DraftWorker:
         fan_out: FanOut,
         fallback: FallbackPolicy,
         depth: BranchDepth | None = None,
+        budget: BranchBudget | None = None,
     ) -> None:
-        """lookahead: the most drafts of an answer. depth: how many a branch gets, all of them when None."""
+        """lookahead: the most drafts of an answer. None for the others means no bound of their own: depth is how many
+        drafts a branch gets, budget how many branches a round may have."""
         self._drafter = drafter
         self._transport = transport
         self._lookahead = lookahead
         self._fan_out = fan_out
         self._fallback = fallback
         self._depth = FixedDepth(lookahead) if depth is None else depth
+        self._budget = budget
         self._cache = SpeculationCache()
         self._sequences: dict[int, DraftSequence] = {}
         self._offered: dict[int, int] = {}
@@ -211,6 +215,8 @@ class DraftWorker:
         started = time.perf_counter()
         glue = self._drafter.glue(seqs, sent, hidden)
         guesses = self._fan_out.choose(seqs, sent, glue)
+        if self._budget is not None:
+            guesses = self._budget.cut(guesses, len(seqs))
         guessed = guesses.tokens.tolist()
         glued = time.perf_counter()
         self._depth.saw_glue(glued - started)
@@ -218,16 +224,17 @@ class DraftWorker:
             return
         sent_of = {seq.id: drafts for seq, drafts in zip(seqs, sent, strict=True)}
         sent_by_branch = [sent_of[branch.seq.id] for branch in guesses.branches]
-        chain = self._drafter.branch(
-            guesses.branches, guesses.tokens, glue, sent_by_branch, self._depth.depth(), self.request_waits
-        )
+        depth = self._depth.depth()
+        chain = self._drafter.branch(guesses.branches, guesses.tokens, glue, sent_by_branch, depth, self.request_waits)
         outcomes = [
             VerificationOutcome(branch.seq.id, branch.depth, token)
             for branch, token in zip(guesses.branches, guessed, strict=True)
         ]
         self._cache.fill(outcomes, chain)
-        if any(chain.num_tokens):
-            self._depth.saw_branches(max(chain.num_tokens), time.perf_counter() - glued)
+        if steps := max(chain.num_tokens):
+            self._depth.saw_branches(steps, time.perf_counter() - glued)
+            if self._budget is not None:
+                self._budget.saw_round(len(guesses.branches), steps, depth)
         self._cached_drafts += sum(chain.num_tokens)
 
     # -- the answer ----------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import os
 import signal
 import subprocess
 import threading
@@ -134,6 +135,16 @@ class WorkerSupervisor:
     def pid(self) -> int | None:
         """Process id of the worker that is starting or in service."""
         return self._pid
+
+    @property
+    def work_s(self) -> float | None:
+        """Processor seconds of the worker process so far; None where the system does not tell."""
+        try:
+            with open(f"/proc/{self._pid}/stat", encoding="ascii") as file:
+                numbers = file.read().rpartition(")")[2].split()
+        except OSError:
+            return None
+        return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
 
     # -- for those who can wait ----------------------------------------------------------------------------------
 

@@ -29,6 +29,11 @@ _PATIENCE_FACTOR = 4.0
 long prompt must not hold up everybody else. Until an answer came back, the next one is only polled for."""
 
 
+_BUSY_FACTOR = 6.0
+"""A worker that computes may be silent for so many times longer than one that does not."""
+_WORK_WINDOW_S = 0.5
+
+
 class Worker(NamedTuple):
     """A worker that said hello. `generation` tells it from the ones before it."""
 
@@ -55,6 +60,11 @@ class WorkerLink(Protocol):
     @property
     def restarts(self) -> int:
         """Workers lost so far."""
+        ...
+
+    @property
+    def work_s(self) -> float | None:
+        """Processor seconds the worker in service has used, None where that cannot be told."""
         ...
 
     def close(self) -> None:
@@ -102,6 +112,9 @@ class WorkerClient:
         self._is_late = False
         """The answer was waited for in vain; so it is polled for, until the worker is heard of again."""
         self._last_heard_s = 0.0
+        self._work_seen = (0.0, 0.0)
+        """When the worker's processor time was last read, and what it was."""
+        self._was_working = False
         self._posted_s: dict[int, float] = {}
         """When the requests went out that are not answered yet."""
         self._usual_s = Recent()
@@ -251,8 +264,17 @@ class WorkerClient:
     def _note_silence(self) -> None:
         self._is_late = True
         silent_s = time.monotonic() - self._last_heard_s
-        if silent_s > self._silence_s:
+        allowed_s = self._silence_s if not self._is_working() else _BUSY_FACTOR * self._silence_s
+        if silent_s > allowed_s:
             self._lose(f"no answer for {silent_s:.1f} s")
+
+    def _is_working(self) -> bool:
+        """Whether the silent worker uses its processor: one that is busy is late, one that does not is stuck."""
+        elapsed_s = time.monotonic() - self._work_seen[0]
+        if elapsed_s > _WORK_WINDOW_S and (work_s := self._link.work_s) is not None:
+            self._was_working = work_s - self._work_seen[1] > 0.05 * elapsed_s
+            self._work_seen = (self._work_seen[0] + elapsed_s, work_s)
+        return self._was_working
 
     def _lose(self, reason: str) -> None:
         assert self._worker is not None

@@ -17,6 +17,7 @@ from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.config.speculation import SpeculationConfig
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.log import get_logger
+from ssd_ascend.speculation.branch_budget import BranchBudget
 from ssd_ascend.speculation.branch_depth import WindowDepth
 from ssd_ascend.speculation.draft_worker import DraftWorker
 from ssd_ascend.speculation.fallback import FallbackPolicy
@@ -62,6 +63,7 @@ def build_worker(
         lookahead=setup.lookahead,
         fan_out=fan_out,
         fallback=FallbackPolicy(config.on_miss),
+        budget=BranchBudget() if overlaps else None,
         depth=WindowDepth(setup.lookahead) if overlaps and config.lookahead == "auto" else None,
     )
     hello = Hello(
@@ -160,6 +162,11 @@ class InProcessLink:
     def restarts(self) -> int:
         """Nothing restarts here."""
         return 0
+
+    @property
+    def work_s(self) -> float | None:
+        """It works in our own time."""
+        return None
 
     def current(self) -> Worker | None:
         """The worker, until it was reported."""

@@ -69,6 +69,7 @@ class Link:
     """Hands out the worker that the test put in service."""
 
     restarts = 0
+    work_s: float | None = None
 
     def __init__(self) -> None:
         self.worker: Worker | None = None
@@ -339,6 +340,19 @@ def test_silence_ends_a_worker_only_after_its_time(stage: Stage) -> None:
         num_tokens += 1
     assert 10.0 < stage.clock.now - started < 11.5
     assert "no answer for 10." in stage.link.reports[0][1]
+
+
+def test_a_silent_worker_that_computes_is_given_longer(stage: Stage) -> None:
+    stage.answered()
+    started = stage.clock.now
+    num_tokens = 9
+    while not stage.link.reports:
+        stage.link.work_s = 0.4 * stage.clock.now
+        stage.post(num_tokens=num_tokens)
+        stage.client.collect()
+        stage.clock.now += 0.5
+        num_tokens += 1
+    assert 60.0 < stage.clock.now - started < 62.0
 
 
 def test_an_idle_target_is_no_silent_worker(stage: Stage) -> None:

@@ -50,6 +50,10 @@ def capture_layers(path: Path | None, target: ModelConfig) -> tuple[int, ...]:
     """The target layers (their inputs) that the head conditions on."""
     if path is None:
         raise ConfigError("drafter 'eagle3' needs a head", remedy="give --draft, or set SSD_DRAFT_MODEL")
+    if path.is_file():
+        raise ConfigError(
+            f"{path} is a model, not an EAGLE-3 head", remedy="give the head's directory, or use --drafter model"
+        )
     return read_eagle3_config(path, target).capture_layers
 
 

@@ -11,7 +11,7 @@ from ssd_ascend.errors import ConfigError
 from ssd_ascend.speculation.base import Drafter, DraftSequence
 from ssd_ascend.speculation.drafters.paged import PagedDrafter
 from ssd_ascend.speculation.setup import DrafterKind, DraftSetup
-from ssd_ascend.weights.loader import read_config
+from ssd_ascend.weights.loader import CONFIG, read_config, read_json
 
 
 class TokenEntries:
@@ -30,6 +30,8 @@ def capture_layers(path: Path | None, target: ModelConfig) -> tuple[int, ...]:
     """None. Raises `ConfigError` with both sizes when the draft's vocabulary is not the target's."""
     if path is None:
         raise ConfigError("drafter 'model' needs a draft model", remedy="give --draft, or set SSD_DRAFT_MODEL")
+    if path.is_dir() and "draft_vocab_size" in read_json(path / CONFIG):
+        raise ConfigError(f"{path} is an EAGLE-3 head, not a model", remedy="use --drafter eagle3")
     draft = read_config(path)
     if draft.vocab_size != target.vocab_size:
         raise ConfigError(
