@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,12 @@ from tests.toys import (
     write_checkpoint,
 )
 
+DEVICE = os.environ.get("TEST_DEVICE", "cpu")
+DTYPE = os.environ.get("TEST_DTYPE", "float32")
+"""`TEST_DEVICE=cuda TEST_DTYPE=bfloat16 pytest tests/engine` runs the same tests on a card, where logits are bitwise the
+same in any batch."""
+BLOCK_SIZE = None if DEVICE == "npu" else 16
+"""The edges that these tests walk along; an NPU has larger blocks only."""
 FAMILIES = {"llama": llama_config, "qwen3": qwen3_config}
 
 
@@ -72,13 +79,14 @@ def speculation(pair: Path, speculator: str, drafter: str = "model", **options: 
 
 
 def make_engine(pair: Path, config: SpeculationConfig | None = None, **options: Any) -> Engine:
-    """An engine in float32 with a small cache."""
+    """An engine with a small cache; on the CPU and in float32 unless the environment says otherwise."""
     return build_engine(
         EngineConfig(
             **{
                 "model": str(pair / "target"),
-                "dtype": "float32",
-                "device": "cpu",
+                "dtype": DTYPE,
+                "device": DEVICE,
+                "block_size": BLOCK_SIZE,
                 "max_num_seqs": 8,
                 "max_batched_tokens": 256,
                 "num_kv_blocks": 256,
