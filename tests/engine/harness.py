@@ -29,8 +29,8 @@ from tests.toys import (
 
 DEVICE = os.environ.get("TEST_DEVICE", "cpu")
 DTYPE = os.environ.get("TEST_DTYPE", "float32")
-"""`TEST_DEVICE=cuda TEST_DTYPE=bfloat16 pytest tests/engine` runs the same tests on a card, where logits are bitwise the
-same in any batch."""
+"""`TEST_DEVICE=cuda TEST_DTYPE=bfloat16 pytest tests/engine` runs the same tests on a card, whose logits are bitwise
+the same in any batch."""
 BLOCK_SIZE = None if DEVICE == "npu" else 16
 """The edges that these tests walk along; an NPU has larger blocks only."""
 FAMILIES = {"llama": llama_config, "qwen3": qwen3_config}
