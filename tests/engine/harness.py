@@ -31,8 +31,6 @@ DEVICE = os.environ.get("TEST_DEVICE", "cpu")
 DTYPE = os.environ.get("TEST_DTYPE", "float32")
 """`TEST_DEVICE=cuda TEST_DTYPE=bfloat16 pytest tests/engine` runs the same tests on a card, whose logits are bitwise
 the same in any batch."""
-BLOCK_SIZE = None if DEVICE == "npu" else 16
-"""The edges that these tests walk along; an NPU has larger blocks only."""
 FAMILIES = {"llama": llama_config, "qwen3": qwen3_config}
 
 
@@ -86,7 +84,8 @@ def make_engine(pair: Path, config: SpeculationConfig | None = None, **options: 
                 "model": str(pair / "target"),
                 "dtype": DTYPE,
                 "device": DEVICE,
-                "block_size": BLOCK_SIZE,
+                # the edges these tests walk along; an NPU has larger blocks only
+                "block_size": None if options.get("device", DEVICE) == "npu" else 16,
                 "max_num_seqs": 8,
                 "max_batched_tokens": 256,
                 "num_kv_blocks": 256,
