@@ -5,11 +5,12 @@
 #   make setup    the part both share: virtual environment, pinned packages, embedded model
 #   make lint     ruff and mypy only        make format   let ruff rewrite what it can
 #   make slow     the tests that need minutes or a quiet machine
+#   make npu      the NPU backend's tests, on real torch_npu over an emulated CANN, in an environment of their own
 #
 # Knobs: PYTHON=python3.12  VENV=.venv  MODEL=smollm2-135m  HOST=127.0.0.1  PORT=8000  ARGS="more flags of serve"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test lint format slow
+.PHONY: help setup serve test lint format slow npu
 
 USABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -61,3 +62,6 @@ test: lint
 
 slow: setup
 	$(VENV)/bin/python -m pytest -m slow
+
+npu:
+	PYTHON=$(PYTHON) sh scripts/npu_lane.sh
