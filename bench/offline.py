@@ -75,6 +75,8 @@ def make_plan(args: argparse.Namespace) -> Plan:
             raise ConfigError(f"{flag} is {value}", remedy="give at least 1")
     if continuous and len(batches) > 1:
         raise ConfigError("a line of the reference has one batch size", remedy="leave --batch out, or its flags")
+    if "draft" in given and "speculator" not in given:
+        args.speculator = "sd"  # the weights are for whatever --modes names
     base = engine_config(args)
     base = replace(base, prefix_cache=bool(given.get("keep_prefix_cache")))
     prompts = load_cases(args, base.model, base.chat_template)

@@ -21,7 +21,7 @@ measure() { # NAME FLAGS...: one run, one result; the others go on when it fails
   local name=$1
   shift
   echo "== $name: $*" >&2
-  "$@" --json "$OUT/$name.json" --markdown "$OUT/$name.md" || failed+=("$name")
+  "$@" --json "$OUT/cpu-$name.json" --markdown "$OUT/cpu-$name.md" || failed+=("$name")
 }
 
 # decoding against transformers: at least 2.5 times as fast at batch 1 and at batch 8. Short prompts: where the CPU has
