@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.core.stats import SpeculationStats
 from ssd_ascend.engine.builder import build_engine
 from ssd_ascend.errors import ConfigError, SsdError
-from ssd_ascend.flags import DRAFTERS, SPECULATORS
+from ssd_ascend.flags import DRAFTERS, SPECULATORS, engine_config
 from ssd_ascend.runtime.load import choose_block_size
 
 _SLACK_TOKENS = 64
@@ -30,6 +31,13 @@ class Mode:
 
     name: str
     config: EngineConfig
+
+
+def base_config(args: argparse.Namespace) -> EngineConfig:
+    """The engine that the flags ask for; `--draft` is kept for whatever modes are measured."""
+    if "draft" in args and "speculator" not in args:
+        args = argparse.Namespace(**vars(args), speculator="sd")
+    return engine_config(args)
 
 
 def parse_modes(names: str, base: EngineConfig) -> list[Mode]:

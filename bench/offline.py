@@ -15,13 +15,12 @@ import torch
 from bench import cases, report
 from bench.cases import Case, Texts
 from bench.equality import differences, put_equality
-from bench.modes import Mode, OwnEngine, fit_cache, parse_modes
+from bench.modes import Mode, OwnEngine, base_config, fit_cache, parse_modes
 from bench.samples import Sample
 from bench.summary import Row, put_ratio, summarise
 from ssd_ascend import catalogue
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.errors import ConfigError
-from ssd_ascend.flags import engine_config
 from ssd_ascend.progress import bar
 from ssd_ascend.text import Tokenizer
 from ssd_ascend.weights.loader import read_config
@@ -75,9 +74,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
             raise ConfigError(f"{flag} is {value}", remedy="give at least 1")
     if continuous and len(batches) > 1:
         raise ConfigError("a line of the reference has one batch size", remedy="leave --batch out, or its flags")
-    if "draft" in given and "speculator" not in given:
-        args.speculator = "sd"  # the weights are for whatever --modes names
-    base = engine_config(args)
+    base = base_config(args)
     base = replace(base, prefix_cache=bool(given.get("keep_prefix_cache")))
     prompts = load_cases(args, base.model, base.chat_template)
     longest = max(len(case.token_ids) for case in prompts) + output_len

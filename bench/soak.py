@@ -12,13 +12,12 @@ from typing import Any
 
 from bench import report
 from bench.cases import random_cases
-from bench.modes import Mode, OwnEngine, fit_cache, parse_modes
+from bench.modes import Mode, OwnEngine, base_config, fit_cache, parse_modes
 from bench.server import process_tree, resident_kb
 from bench.summary import Row
 from bench.tiny import POSITIONS, VOCAB, write_tiny
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.errors import ConfigError
-from ssd_ascend.flags import engine_config
 
 _MARKS = 10
 _BATCH = 4
@@ -50,7 +49,7 @@ def _mode(args: argparse.Namespace, folder: Path) -> Mode:
     if not hasattr(args, "model"):
         args.model = str(write_tiny(folder / "tiny"))
         args.draft = args.model
-    mode = parse_modes(getattr(args, "modes", "ssd:model:4"), engine_config(args))[0]
+    mode = parse_modes(getattr(args, "modes", "ssd:model:4"), base_config(args))[0]
     return Mode(mode.name, replace(fit_cache(mode.config, batch=_BATCH, tokens=POSITIONS), prefix_cache=True))
 
 
