@@ -6,7 +6,7 @@ Deals in tokens; text belongs to `engine/outputs.py`. Used in process by `llm.py
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -38,7 +38,6 @@ class Engine:
         info: EngineInfo,
         limits: EngineLimits,
         eos_ids: frozenset[int],
-        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self.info = info
         self.limits = limits
@@ -47,7 +46,6 @@ class Engine:
         self._executor = executor
         self._verifier = verifier
         self._speculator = speculator
-        self._on_close = on_close
         self._ended: list[TokenDelta] = []
         """Last words of sequences that ended outside a step, handed out by the next one."""
 
@@ -139,9 +137,8 @@ class Engine:
         return self._speculator.health()
 
     def close(self) -> None:
-        """Stop the speculator and free the devices."""
+        """Stop the speculator."""
         self._speculator.close()
-        self._on_close()
 
 
 def _seed_of(params: SamplingParams) -> int:

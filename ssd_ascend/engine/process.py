@@ -7,8 +7,6 @@ or, in the middle of a long build, by the kernel's parent-death signal.
 
 from __future__ import annotations
 
-import ctypes
-import os
 import signal
 import socket
 import sys
@@ -36,11 +34,11 @@ from ssd_ascend.engine.messages import (
 )
 from ssd_ascend.errors import RequestError, SsdError
 from ssd_ascend.log import get_logger
+from ssd_ascend.speculation.worker_process import die_with_parent
 
 log = get_logger("ssd_ascend.engine.process")  # run as __main__, it would lose its name
 
 _STATS_EVERY_S = 0.5
-_PR_SET_PDEATHSIG = 1
 
 
 class StepEngine(Protocol):
@@ -148,14 +146,6 @@ def _sentence(error: BaseException) -> str:
     """The first line of an error, with its kind when the line alone would say little."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel end this process when `parent` ends, where there is such a service (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before the kernel was asked
-        raise SystemExit(1)
 
 
 def _build_real(config: EngineConfig, report: Report) -> StepEngine:
