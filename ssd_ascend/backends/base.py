@@ -27,6 +27,7 @@ class Capabilities:
     row in a verify batch (lookahead + 1), None when unlimited. row_invariant: a token's logits are bitwise the same
     whatever the number of rows beside it. host_memory: the device's memory is the host's, which others need too.
     wide_activations: with 16-bit weights everything else is float32, at no cost: linears take float32 beside them.
+    padded_graphs: padding costs next to nothing, so one graph serves many sizes; else each size has its own.
     """
 
     graphs: bool
@@ -39,6 +40,7 @@ class Capabilities:
     row_invariant: bool
     host_memory: bool = False
     wide_activations: bool = False
+    padded_graphs: bool = True
 
 
 class AttentionSpec(NamedTuple):
@@ -113,6 +115,18 @@ class GatedOps(Protocol):
 
     def gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """`Ops.linear` and then `Ops.silu_and_mul`: weight [2*I, in] prepared to map [T, in] to [T, I]."""
+        ...
+
+
+@runtime_checkable
+class ChoosingOps(Protocol):
+    """Operators with an arg-max of their own, where torch's takes many launches."""
+
+    def top_tokens(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32 [R, V] -> the arg-max of each row (the first of equals, int64 [R]) and its value.
+
+        NaN counts as the largest; its row's value is then no finite number, its token any below V.
+        """
         ...
 
 

@@ -69,7 +69,7 @@ class Library:
     """The functions of one compiled library; see `src/` for what each does."""
 
     __slots__ = ("_handle", "add_rms_norm", "attention", "linear", "pack", "packed_size", "path", "rms_norm", "rotary",
-                 "silu_and_mul")  # fmt: skip
+                 "silu_and_mul", "tape_free", "tape_new", "tape_play", "tape_record", "tape_size")  # fmt: skip
 
     def __init__(self, path: Path) -> None:
         """Load the library at `path`; OSError when it cannot be."""
@@ -84,6 +84,11 @@ class Library:
         self.silu_and_mul: Kernel = self._function("silu_and_mul", _SIGNATURES["silu_and_mul"])
         self.rotary: Kernel = self._function("rotary", _SIGNATURES["rotary"])
         self.attention: Kernel = self._function("attention", _SIGNATURES["attention"])
+        self.tape_new: Callable[[], int] = self._function("tape_new", (), c_void_p)
+        self.tape_free: Kernel = self._function("tape_free", (_P,))
+        self.tape_record: Kernel = self._function("tape_record", (_P,))
+        self.tape_size: Callable[[int], int] = self._function("tape_size", (_P,), c_int64)
+        self.tape_play: Kernel = self._function("tape_play", (_P, _N, _N))
 
     def _function(self, name: str, arguments: tuple[type, ...], result: type | None = None) -> Callable[..., Any]:
         function = getattr(self._handle, f"ssd_{name}")

@@ -7,6 +7,7 @@
 
 #include "common.h"
 #include "pool.h"
+#include "tape.h"
 
 namespace ssd {
 
@@ -249,16 +250,19 @@ void run(const Step& step, const Shape& shape, const Layer<T>& layer, int64_t to
 
 using namespace ssd;
 
+// The step and the shape are read now, what they point to whenever the call runs.
 // q: [tokens, heads, dim], k and v: [tokens, kv_heads, dim] with the given token strides; kv: [2, blocks, block_size,
 // kv_heads, dim]; out: [tokens, heads * dim].
 SSD_API void ssd_attention(const Step* step, const Shape* shape, const void* q, const void* k, const void* v, void* kv,
                            void* out, int64_t tokens, int64_t q_stride, int64_t k_stride, int64_t v_stride,
                            int64_t blocks, int64_t threads) {
-    const int64_t half = blocks * shape->block_size * shape->kv_heads * shape->dim;
-    SSD_DISPATCH(shape->dtype, T, {
-        T* cache = static_cast<T*>(kv);
-        const Layer<T> layer{static_cast<const T*>(q), static_cast<const T*>(k), static_cast<const T*>(v), cache,
-                             cache + half, static_cast<T*>(out), q_stride, k_stride, v_stride};
-        run(*step, *shape, layer, tokens, threads);
-    })
+    perform([=, step = *step, shape = *shape] {
+        const int64_t half = blocks * shape.block_size * shape.kv_heads * shape.dim;
+        SSD_DISPATCH(shape.dtype, T, {
+            T* cache = static_cast<T*>(kv);
+            const Layer<T> layer{static_cast<const T*>(q), static_cast<const T*>(k), static_cast<const T*>(v), cache,
+                                 cache + half, static_cast<T*>(out), q_stride, k_stride, v_stride};
+            run(step, shape, layer, tokens, threads);
+        })
+    });
 }

@@ -7,6 +7,7 @@
 
 #include "common.h"
 #include "pool.h"
+#include "tape.h"
 
 namespace ssd {
 
@@ -202,6 +203,8 @@ SSD_API void ssd_pack(const void* weight, int64_t outputs, int64_t inputs, int64
 
 // x: [rows, inputs] -> out: [rows, outputs], both of `dtype`.
 SSD_API void ssd_linear(const Linear* w, const void* x, void* out, int64_t rows, int64_t dtype, int64_t threads) {
-    SSD_DISPATCH(w->weight_dtype, W, SSD_DISPATCH(dtype, T, run<W, T>(*w, static_cast<const T*>(x),
-                                                                      static_cast<T*>(out), rows, threads)))
+    perform([=] {
+        SSD_DISPATCH(w->weight_dtype, W, SSD_DISPATCH(dtype, T, run<W, T>(*w, static_cast<const T*>(x),
+                                                                          static_cast<T*>(out), rows, threads)))
+    });
 }

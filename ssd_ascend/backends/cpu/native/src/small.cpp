@@ -3,6 +3,7 @@
 
 #include "common.h"
 #include "pool.h"
+#include "tape.h"
 
 namespace ssd {
 
@@ -86,27 +87,33 @@ using namespace ssd;
 SSD_API void ssd_rms_norm(const void* x, const void* weight, void* out, int64_t rows, int64_t inner, int64_t stride,
                           int64_t size, float eps, int64_t dtype, int64_t threads) {
     const Rows view{inner, stride, size};
-    SSD_DISPATCH(dtype, T, for_rows(rows, rows * size, threads, [=](int64_t i) {
-        rms_norm_row(static_cast<const T*>(x) + view.offset(i), static_cast<const T*>(weight),
-                     static_cast<T*>(out) + i * size, size, eps);
-    }))
+    perform([=] {
+        SSD_DISPATCH(dtype, T, for_rows(rows, rows * size, threads, [=](int64_t i) {
+            rms_norm_row(static_cast<const T*>(x) + view.offset(i), static_cast<const T*>(weight),
+                         static_cast<T*>(out) + i * size, size, eps);
+        }))
+    });
 }
 
 // residual += x, then out = rms_norm(residual); all contiguous.
 SSD_API void ssd_add_rms_norm(const void* x, void* residual, const void* weight, void* out, int64_t rows, int64_t size,
                               float eps, int64_t dtype, int64_t threads) {
-    SSD_DISPATCH(dtype, T, for_rows(rows, rows * size, threads, [=](int64_t i) {
-        T* total = static_cast<T*>(residual) + i * size;
-        add_row(static_cast<const T*>(x) + i * size, total, size);
-        rms_norm_row(total, static_cast<const T*>(weight), static_cast<T*>(out) + i * size, size, eps);
-    }))
+    perform([=] {
+        SSD_DISPATCH(dtype, T, for_rows(rows, rows * size, threads, [=](int64_t i) {
+            T* total = static_cast<T*>(residual) + i * size;
+            add_row(static_cast<const T*>(x) + i * size, total, size);
+            rms_norm_row(total, static_cast<const T*>(weight), static_cast<T*>(out) + i * size, size, eps);
+        }))
+    });
 }
 
 // x: [rows, 2 * size] -> out: [rows, size].
 SSD_API void ssd_silu_and_mul(const void* x, void* out, int64_t rows, int64_t size, int64_t dtype, int64_t threads) {
-    SSD_DISPATCH(dtype, T, for_rows(rows, rows * size * 4, threads, [=](int64_t i) {
-        silu_and_mul_row(static_cast<const T*>(x) + i * 2 * size, static_cast<T*>(out) + i * size, size);
-    }))
+    perform([=] {
+        SSD_DISPATCH(dtype, T, for_rows(rows, rows * size * 4, threads, [=](int64_t i) {
+            silu_and_mul_row(static_cast<const T*>(x) + i * 2 * size, static_cast<T*>(out) + i * size, size);
+        }))
+    });
 }
 
 // In place on q [tokens, q_heads, dim] and k [tokens, k_heads, dim], whose token strides are given.
@@ -114,9 +121,12 @@ SSD_API void ssd_rotary(void* q, void* k, const int64_t* positions, const float*
                         int64_t q_heads, int64_t k_heads, int64_t q_stride, int64_t k_stride, int64_t dim,
                         int64_t rotary_dim, int64_t dtype, int64_t threads) {
     const int64_t half = rotary_dim / 2;
-    SSD_DISPATCH(dtype, T, for_rows(tokens, tokens * (q_heads + k_heads) * dim, threads, [=](int64_t t) {
-        const float *cos = cos_sin + positions[t] * rotary_dim, *sin = cos + half;
-        for (int64_t h = 0; h < q_heads; ++h) rotate_head(static_cast<T*>(q) + t * q_stride + h * dim, cos, sin, half);
-        for (int64_t h = 0; h < k_heads; ++h) rotate_head(static_cast<T*>(k) + t * k_stride + h * dim, cos, sin, half);
-    }))
+    perform([=] {
+        SSD_DISPATCH(dtype, T, for_rows(tokens, tokens * (q_heads + k_heads) * dim, threads, [=](int64_t t) {
+            const float *cos = cos_sin + positions[t] * rotary_dim, *sin = cos + half;
+            T *queries = static_cast<T*>(q) + t * q_stride, *keys = static_cast<T*>(k) + t * k_stride;
+            for (int64_t h = 0; h < q_heads; ++h) rotate_head(queries + h * dim, cos, sin, half);
+            for (int64_t h = 0; h < k_heads; ++h) rotate_head(keys + h * dim, cos, sin, half);
+        }))
+    });
 }
