@@ -16,14 +16,14 @@ PACKAGE = "ssd_ascend"
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("cli", "__main__", "__init__", "generate", "chat", "doctor", "plan", "train", "speculate"),
     ("flags", "progress"),
-    ("llm", "serve"),
+    ("llm", "serve", "parity"),
     ("engine",),
-    ("speculation", "training", "parity"),
+    ("speculation", "training"),
     ("runtime",),
     ("weights",),
     ("architectures",),
     ("layers", "kv"),
-    ("backends", "distributed", "transport", "planner", "catalogue"),
+    ("backends", "distributed", "transport", "planner", "catalogue", "structured"),
     ("core", "config", "text"),
     ("errors", "env", "log", "trace", "registry"),
 )
@@ -32,6 +32,7 @@ DOORS = ("cli", "__main__", "doctor", "generate", "chat", "plan", "train", "spec
 TORCH_FREE = (
     *("errors", "env", "log", "trace", "registry", "cli", "flags", "catalogue"),
     *("config", "core", "planner", "kv.blocks", "engine.scheduler", "engine.outputs", "serve.protocol"),
+    *("structured",),
 )
 
 DEVICE_WORDS = ("cuda", "npu", "triton", "hccl", "nccl")  # torch_npu is caught by its second half
@@ -42,7 +43,7 @@ DEVICE_WORDS_ALLOWED: Mapping[str, str] = {
 }
 DEVICE_WORDS_HOME = ("backends.registry", "backends.cuda", "backends.npu")
 # Who may look a backend up by name; everyone else is handed one.
-BACKEND_LOOKUP = ("engine.builder", "doctor", "speculation.worker_link")
+BACKEND_LOOKUP = ("engine.builder", "doctor", "speculation.worker_link", "parity.recording")
 
 MAX_LINES = 400
 LONG_FILES: Mapping[str, str] = {}
