@@ -1,8 +1,20 @@
-"""Implementations of `backends.base.Collectives`. The builder makes one per rank and hands it to `BuildContext`."""
+"""Implementations of `backends.base.Collectives`. The builder makes one per rank and hands it to `BuildContext`.
+
+Which library carries them is the backend's own word (`Backend.collective`); here it is only passed on.
+"""
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Any, Final
+
 import torch
+from torch import distributed
+
+from ssd_ascend.errors import ConfigError, WorkerError
+
+TIMEOUT_S: Final = 600.0
+"""Of one collective. The last resort only: a rank that dies or stops is noticed by `control.py`, in seconds."""
 
 
 class SingleRank:
@@ -26,3 +38,75 @@ class SingleRank:
 
     def barrier(self) -> None:
         """Nobody to wait for."""
+
+
+class GroupCollectives:
+    """Ranks that are processes, through torch.distributed. Everything is ordered by the current stream of the device,
+    and may be captured into a graph where the device's library allows that."""
+
+    def __init__(self, group: distributed.ProcessGroup) -> None:
+        self.rank = group.rank()
+        self.size = group.size()
+        self._group = group
+        # renamed in torch 2.13; the old name warns there
+        self._gather: Any = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum, in place where `x` is contiguous."""
+        x = x.contiguous()
+        distributed.all_reduce(x, group=self._group)
+        return x
+
+    def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        """Rank after rank along `dim`."""
+        gathered = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
+        self._gather(gathered, x.contiguous(), group=self._group)
+        if dim % x.dim() == 0:
+            return gathered
+        parts = gathered.view(self.size, *x.shape)
+        return torch.cat(parts.unbind(0), dim=dim)
+
+    def broadcast(self, x: torch.Tensor, src: int = 0) -> torch.Tensor:
+        """In place; `x` is contiguous."""
+        distributed.broadcast(x, src, group=self._group)
+        return x
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        distributed.barrier(group=self._group)
+
+    @staticmethod
+    def abort() -> None:
+        """Wake whoever waits for a rank that will never come; nothing works afterwards."""
+        distributed.distributed_c10d._abort_process_group()
+
+    def close(self) -> None:
+        """Give the group back; every rank calls it, or is gone."""
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+def join_group(
+    library: str, store: distributed.Store, rank: int, size: int, device: torch.device, *, timeout_s: float = TIMEOUT_S
+) -> GroupCollectives:
+    """Meet the other ranks at `store`. ConfigError when this process has a group already or the library is missing,
+    WorkerError when the others do not come."""
+    if distributed.is_initialized():
+        raise ConfigError(
+            "this process already has a torch.distributed group", remedy="close it first, or serve from another process"
+        )
+    try:
+        distributed.init_process_group(
+            library,
+            store=store,
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout_s),
+            device_id=None if device.type == "cpu" else device,
+        )
+    except (RuntimeError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise WorkerError(f"rank {rank} of {size} found no {library} group within {timeout_s:g} s: {reason}") from error
+    group = distributed.group.WORLD
+    assert group is not None
+    return GroupCollectives(group)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
 from ssd_ascend import catalogue
-from ssd_ascend.backends.base import Backend
+from ssd_ascend.backends.base import Backend, Collectives
 from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.config.model import ModelConfig
 from ssd_ascend.distributed.collectives import SingleRank
 from ssd_ascend.engine.engine import Engine
 from ssd_ascend.engine.executor import Executor
+from ssd_ascend.engine.gather import gather_ranks
 from ssd_ascend.engine.identity import EngineInfo, EngineLimits
 from ssd_ascend.engine.scheduler import Scheduler
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.kv.blocks import BlockManager
 from ssd_ascend.log import get_logger
 from ssd_ascend.runtime.load import CacheSize, LoadedModel, choose_block_size, choose_dtype, load_runner
+from ssd_ascend.runtime.token_masks import TokenMasks
 from ssd_ascend.speculation.base import Speculator
 from ssd_ascend.speculation.registry import DRAFTERS, SPECULATORS
 from ssd_ascend.speculation.setup import DrafterKind, DraftSetup, TargetFacts, TargetSide
@@ -36,17 +39,31 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> E
     """Load everything and wire it up. Raises `ConfigError` in one sentence when something cannot work."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    backend = load_backend(config.device)
-    device = backend.device(0)
+    backend = open_backend(config)
     path = catalogue.resolve_model(config.model)
     model_config = read_config(path)
     draft_path, kind = _drafter(config)
     capture = kind.capture_layers(draft_path, model_config) if config.speculation.enabled else ()
     max_model_len = _max_model_len(config, model_config)
-    target = _load_target(config, backend, device, path, model_config, max_model_len, capture, progress)
-    side = _target_side(config, backend, target, path, draft_path, kind, max_model_len, capture)
-    speculator = SPECULATORS.get(config.speculation.speculator)(side)
-    return _assemble(config, backend, device, target, speculator, max_model_len)
+    _check_lookahead(config, backend)
+    with ExitStack() as undo:
+        ranks = gather_ranks(config, backend, model_config)
+        if ranks is not None:
+            undo.callback(ranks.close)
+        device = backend.device(0)
+        collectives = SingleRank() if ranks is None else ranks.collectives
+        target = load_target(config, backend, device, collectives, capture_layers=capture, progress=progress)
+        executor = Executor(target.runner, ranks)
+        side = _target_side(config, backend, target, executor, path, draft_path, kind, max_model_len, capture)
+        speculator = SPECULATORS.get(config.speculation.speculator)(side)
+        engine = _assemble(config, backend, device, target, executor, speculator, side, max_model_len)
+        undo.pop_all()
+    return engine
+
+
+def open_backend(config: EngineConfig) -> Backend:
+    """The backend of the device that the configuration asks for."""
+    return load_backend(config.device)
 
 
 def _drafter(config: EngineConfig) -> tuple[Path | None, DrafterKind]:
@@ -70,24 +87,28 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len
 
 
-def _load_target(
-    config: EngineConfig,
-    backend: Backend,
-    device: torch.device,
-    path: Path,
-    model_config: ModelConfig,
-    max_model_len: int,
-    capture: tuple[int, ...],
-    progress: Progress | None,
-) -> LoadedModel:
-    if config.tensor_parallel != 1:
-        raise ConfigError(f"tensor_parallel is {config.tensor_parallel}", remedy="this version serves on one rank")
+def _check_lookahead(config: EngineConfig, backend: Backend) -> None:
     limit = backend.capabilities.max_verify_tokens
     if limit is not None and config.speculation.max_lookahead + 1 > limit:
         raise ConfigError(
             f"lookahead is {config.speculation.max_lookahead}, but this device verifies at most {limit} tokens a row",
             remedy=f"give --lookahead {limit - 1} or less",
         )
+
+
+def load_target(
+    config: EngineConfig,
+    backend: Backend,
+    device: torch.device,
+    collectives: Collectives,
+    *,
+    capture_layers: tuple[int, ...] = (),
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """This rank's part of the target, with its KV cache and its graphs. Called by every rank at the same time."""
+    path = catalogue.resolve_model(config.model)
+    model_config = read_config(path)
+    max_model_len = _max_model_len(config, model_config)
     size = CacheSize(
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
@@ -98,11 +119,11 @@ def _load_target(
         path,
         backend,
         device,
-        SingleRank(),
+        collectives,
         dtype=choose_dtype(config.dtype, model_config.dtype, backend.capabilities),
         block_size=choose_block_size(config.block_size, backend.capabilities),
         size=size,
-        capture_layers=capture,
+        capture_layers=capture_layers,
         progress=progress,
     )
     if config.graphs:
@@ -115,6 +136,7 @@ def _target_side(
     config: EngineConfig,
     backend: Backend,
     target: LoadedModel,
+    executor: Executor,
     path: Path,
     draft_path: Path | None,
     kind: DrafterKind,
@@ -134,6 +156,7 @@ def _target_side(
         feature_width=len(capture) * target.config.hidden_size,
         kv_tokens=kv.num_blocks * kv.block_size,
         dtype=str(target.dtype).removeprefix("torch."),
+        eos_ids=tuple(sorted(target.config.eos_token_ids)),
     )
     setup = DraftSetup(
         backend=backend,
@@ -143,6 +166,7 @@ def _target_side(
         path=draft_path,
         width=0,
         share=target.model,
+        grammars=facts.grammars(),
     )
     if config.speculation.enabled:
         setup = kind.settle(setup, target.runner)
@@ -154,7 +178,9 @@ def _assemble(
     backend: Backend,
     device: torch.device,
     target: LoadedModel,
+    executor: Executor,
     speculator: Speculator,
+    side: TargetSide,
     max_model_len: int,
 ) -> Engine:
     kv = target.runner.kv
@@ -182,10 +208,12 @@ def _assemble(
         info.model, info.device, info.dtype, blocks.capacity, kv.num_bytes / 1e6,
         info.speculator, info.drafter, info.lookahead,
     )  # fmt: skip
+    grammars = side.setup.grammars or side.setup.target.grammars()
     return Engine(
         scheduler=scheduler,
-        executor=Executor(target.runner),
-        verifier=Verifier(backend.to_host),
+        executor=executor,
+        verifier=Verifier(backend.to_host, masks=TokenMasks(grammars)),
+        grammars=grammars,
         speculator=speculator,
         info=info,
         limits=EngineLimits(

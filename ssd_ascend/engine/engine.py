@@ -21,8 +21,10 @@ from ssd_ascend.engine.admission import admit
 from ssd_ascend.engine.executor import Executor
 from ssd_ascend.engine.identity import EngineInfo, EngineLimits
 from ssd_ascend.engine.scheduler import Scheduler
+from ssd_ascend.errors import RequestError
 from ssd_ascend.speculation.base import Speculator
 from ssd_ascend.speculation.verifier import Verifier
+from ssd_ascend.structured.compiler import GrammarCompiler
 
 
 class Engine:
@@ -38,10 +40,12 @@ class Engine:
         info: EngineInfo,
         limits: EngineLimits,
         eos_ids: frozenset[int],
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.info = info
         self.limits = limits
         self.eos_ids = eos_ids
+        self.grammars = grammars
         self._scheduler = scheduler
         self._executor = executor
         self._verifier = verifier
@@ -59,6 +63,10 @@ class Engine:
     def submit(self, request: EngineRequest) -> None:
         """Queue a request. Raises `RequestError` naming the field that cannot be served."""
         params = admit(request.prompt_token_ids, request.sampling, self.limits)
+        if params.grammar is not None:
+            if self.grammars is None:
+                raise RequestError("this engine cannot constrain answers", param="grammar")
+            self.grammars.matcher(params.grammar)  # compiled, and kept for the steps that will ask for it
         self._scheduler.add(self._new_sequence(replace(request, sampling=params)))
 
     def _new_sequence(self, request: EngineRequest) -> Sequence:
@@ -110,7 +118,8 @@ class Engine:
         output = self._executor.forward(plan, speculation)
         sampled = plan.sampled
         with trace.span("verify"):
-            verification = self._verifier.verify(sampled, speculation, output.logits)
+            verification = self._verifier.verify(sampled, speculation, output.logits, output.greedy)
+            self._executor.check()
         with trace.span("observe"):
             self._speculator.observe(sampled, verification)
         with trace.span("commit"):
@@ -134,11 +143,12 @@ class Engine:
 
     def health(self) -> str | None:
         """None when all is well, else one sentence saying what is degraded."""
-        return self._speculator.health()
+        return self._executor.health() or self._speculator.health()
 
     def close(self) -> None:
-        """Stop the speculator."""
+        """Stop the speculator, and the other ranks."""
         self._speculator.close()
+        self._executor.close()
 
 
 def _seed_of(params: SamplingParams) -> int:

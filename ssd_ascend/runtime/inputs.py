@@ -32,7 +32,13 @@ class Row(NamedTuple):
 class Staging(Protocol):
     """Buffers that are there already, those of a captured graph."""
 
-    def stage(self, mode: Mode, rows: Rows[Row]) -> ForwardBatch | None:
+    def stage(
+        self,
+        mode: Mode,
+        rows: Rows[Row],
+        hidden_states: torch.Tensor | None = None,
+        input_ids: torch.Tensor | None = None,
+    ) -> ForwardBatch | None:
         """The rows in those buffers, whose tensors may be longer than the batch; None when none fit."""
         ...
 
@@ -49,14 +55,13 @@ def build_batch(
     tree_mask: torch.Tensor | None = None,
     staging: Staging | None = None,
 ) -> ForwardBatch:
-    """Pack `rows`, into the buffers of `staging` where it has them for a batch without extras.
+    """Pack `rows`, into the buffers of `staging` where it has some for such a batch.
 
     `input_ids` [T] on the device replaces the rows' tokens (which then only say how many there are). `positions`
     overrides the rotary positions (T of them), for rows whose KV slots are not their places.
     """
-    extras = (hidden_states, input_ids, positions, tree_mask)
-    if staging is not None and all(extra is None for extra in extras):
-        staged = staging.stage(mode, rows)
+    if staging is not None and positions is None and tree_mask is None:
+        staged = staging.stage(mode, rows, hidden_states, input_ids)
         if staged is not None:
             return staged
     lengths = np.fromiter((len(row.tokens) for row in rows), np.int64, len(rows))
@@ -104,25 +109,35 @@ def build_inputs(
     staging: Staging | None = None,
 ) -> ForwardBatch:
     """The target's batch of one step: decode rows with their drafts, then prefill chunks."""
-    drafts = speculation.num_tokens
+    counts, known = speculation.num_tokens, speculation.host_tokens
+    drafts = [[0] * n for n in counts] if known is None else [row[:n] for row, n in zip(known, counts, strict=True)]
+    mode, rows = target_rows(plan, drafts)
+    batch = build_batch(mode, rows, block_size=block_size, device=device, staging=staging)
+    if known is None and not speculation.is_empty:
+        place_drafts(batch.input_ids, speculation)
+    return batch
+
+
+def target_rows(plan: StepPlan, drafts: Rows[Rows[int]]) -> tuple[Mode, list[Row]]:
+    """The rows of one step; `drafts` of each decode row, or as many placeholders."""
     rows = [
-        Row([row.seq.token_ids[-1], *[0] * n], row.seq.num_tokens - 1, row.seq.block_table, n + 1)
-        for row, n in zip(plan.decoding, drafts, strict=False)
+        Row([row.seq.token_ids[-1], *own], row.seq.num_tokens - 1, row.seq.block_table, len(own) + 1)
+        for row, own in zip(plan.decoding, drafts, strict=False)
     ]
     rows += [
         Row(c.seq.token_ids[c.start : c.start + c.length], c.start, c.seq.block_table, int(c.is_last))
         for c in plan.prefills
     ]
-    mode = Mode.PREFILL if plan.prefills else Mode.DECODE if speculation.is_empty else Mode.VERIFY
-    batch = build_batch(mode, rows, block_size=block_size, device=device, staging=staging)
-    if not speculation.is_empty:
-        _place_drafts(batch.input_ids, speculation)
-    return batch
+    return Mode.PREFILL if plan.prefills else Mode.VERIFY if any(drafts) else Mode.DECODE, rows
 
 
-def _place_drafts(input_ids: torch.Tensor, speculation: Speculation) -> None:
+def place_drafts(input_ids: torch.Tensor, speculation: Speculation) -> None:
     """Write the drafts, which may never have been on the host, over their placeholders."""
     assert speculation.tokens is not None
+    most, rows = max(speculation.num_tokens), speculation.num_rows
+    if speculation.num_tokens.count(most) == rows:
+        input_ids[: rows * (most + 1)].view(rows, most + 1)[:, 1:].copy_(speculation.tokens[:, :most])
+        return
     counts = np.asarray(speculation.num_tokens, np.int64)
     begins = np.cumsum(counts + 1) - counts  # one past each row's own token
     column = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)

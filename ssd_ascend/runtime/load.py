@@ -125,9 +125,16 @@ def make_cache(
     return KVCache(
         ctx.attention,
         num_layers=num_layers,
-        num_blocks=blocks,
+        num_blocks=_agreed(blocks, ctx),
         block_size=block_size,
         dtype=ctx.activation_dtype,
         device=ctx.device,
         feature_width=feature_width,
     )
+
+
+def _agreed(blocks: int, ctx: BuildContext) -> int:
+    """The least that any rank has room for: block numbers mean the same on all of them."""
+    if ctx.collectives.size == 1:
+        return blocks
+    return int(ctx.collectives.all_gather(torch.tensor([blocks], device=ctx.device), dim=0).min())

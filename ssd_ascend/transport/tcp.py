@@ -1,7 +1,8 @@
 """Lines between hosts: a listener, `connect`, and the proof that both know one secret before the first message.
 
 The listener asks first and shows nothing to a caller that cannot answer. The secret admits a peer; it does not
-encrypt, so use a network you trust or a tunnel. `link.py` uses this for a worker of our own.
+encrypt, so use a network you trust or a tunnel. `link.py` uses this for a worker of our own, `distributed/control.py`
+takes the bare sockets.
 """
 
 from __future__ import annotations
@@ -45,6 +46,11 @@ class Listener:
 
     def accept(self, timeout_s: float) -> SocketTransport | None:
         """The next peer that proves the secret, or None; who cannot is dropped, and the wait goes on."""
+        sock = self.accept_socket(timeout_s)
+        return None if sock is None else SocketTransport(sock, limit=self._limit)
+
+    def accept_socket(self, timeout_s: float) -> socket.socket | None:
+        """The same, for who speaks something else than messages."""
         deadline = time.monotonic() + timeout_s
         while (left := deadline - time.monotonic()) > 0.0:
             self._socket.settimeout(left)
@@ -59,7 +65,7 @@ class Listener:
             except (OSError, TransportError):  # a port scanner, an old release, a wrong secret: not our peer
                 sock.close()
                 continue
-            return SocketTransport(_tuned(sock), limit=self._limit)
+            return _tuned(sock)
         return None
 
     def close(self) -> None:
@@ -71,6 +77,11 @@ def connect(
     host: str, port: int, secret: str, *, timeout_s: float, send_timeout_s: float = SEND_TIMEOUT_S
 ) -> SocketTransport:
     """Connect to a `Listener`; TransportError when nobody answers in time or the secrets differ."""
+    return SocketTransport(connect_socket(host, port, secret, timeout_s=timeout_s), send_timeout_s=send_timeout_s)
+
+
+def connect_socket(host: str, port: int, secret: str, *, timeout_s: float) -> socket.socket:
+    """The same, for who speaks something else than messages."""
     _check_secret(secret)
     where = f"{host}:{port}"
     try:
@@ -82,7 +93,7 @@ def connect(
     except (OSError, TransportError) as error:
         sock.close()
         raise TransportError(f"{where} did not let us in: {error}", remedy="compare secret and release") from error
-    return SocketTransport(_tuned(sock), send_timeout_s=send_timeout_s)
+    return _tuned(sock)
 
 
 def _check_secret(secret: str) -> None:
@@ -150,6 +161,7 @@ def _take(sock: socket.socket, size: int, deadline: float) -> bytes:
 
 
 def _tuned(sock: socket.socket) -> socket.socket:
+    sock.settimeout(None)  # the handshake had one
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:

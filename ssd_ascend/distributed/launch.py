@@ -1,0 +1,226 @@
+"""Where the ranks of one model come from: started here as processes of our own, or found as those of `torchrun`.
+
+`lead` is called by rank 0's builder and returns once all have met; every other rank begins with `call`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import distributed
+
+from ssd_ascend import env
+from ssd_ascend.distributed import control
+from ssd_ascend.distributed.collectives import GroupCollectives, join_group
+from ssd_ascend.errors import ConfigError, WorkerError
+from ssd_ascend.transport import tcp
+
+START_TIMEOUT_S: Final = 300.0
+_LOOPBACK: Final = "127.0.0.1"
+_GRACE_S: Final = 10.0
+_LAST_WORDS_S: Final = 3.0
+_MEETING: Final = "ssd_ascend/control"
+_STDERR: Final = 2
+_BOOT: Final = """
+import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0 decides
+import json, sys
+spec = json.load(sys.stdin)
+sys.path[:] = spec["path"]
+from importlib import import_module
+module, _, name = spec["entry"].partition(":")
+getattr(import_module(module), name)(spec)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """This process among the ranks of one model; `local_rank` is its device's index on its host."""
+
+    rank: int
+    size: int
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where a rank that we start finds the others; plain values, so that they travel as JSON. Holds a secret."""
+
+    store: str
+    """A file that all ranks of this host can reach."""
+    host: str
+    port: int
+    secret: str
+
+
+def torchrun_place(size: int) -> Place | None:
+    """Our place when `torchrun` (or who speaks like it) started us as one of `size` ranks; None when it did not.
+
+    ConfigError when it started another number of them.
+    """
+    texts = [env.foreign(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")]
+    if size == 1 or any(text is None for text in texts) or texts[1] == "1":
+        return None
+    rank, world, local_rank = (int(text or 0) for text in texts[:3])
+    if world != size:
+        raise ConfigError(
+            f"this is one of {world} processes (WORLD_SIZE), but --tp is {size}",
+            remedy=f"give --tp {world}, or start {size} processes",
+        )
+    return Place(rank, world, local_rank)
+
+
+class Ranks:
+    """All that rank 0 holds of the others. `close` once, at the end."""
+
+    def __init__(self, collectives: GroupCollectives, leader: control.Leader, cleanup: contextlib.ExitStack) -> None:
+        self.collectives = collectives
+        self.leader = leader
+        self._cleanup = cleanup
+
+    def close(self) -> None:
+        """Tell the other ranks to leave, and see to it that those we started are gone."""
+        failed = self.leader.failure is not None
+        self.leader.close()
+        if not failed:  # an aborted group cannot be taken apart
+            self.collectives.close()
+        self._cleanup.close()
+
+
+class Children:
+    """The processes of ranks 1, 2, ... that we started."""
+
+    def __init__(self, entry: str, config: Mapping[str, Any], size: int, meeting: Meeting) -> None:
+        """entry: "module:function", called with an object that holds `config`, `place` and `meeting`."""
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        try:
+            for rank in range(1, size):
+                self._processes[rank] = _start(entry, config, Place(rank, size, rank), meeting)
+        except OSError:
+            self.close()
+            raise
+
+    def fate(self, rank: int) -> str | None:
+        """How a rank's process ended; None while it lives."""
+        process = self._processes[rank]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = process.wait(0.2)  # its line breaks a moment before it can be waited for
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+            return f"(process {process.pid}) {how}"
+        return None
+
+    def close(self) -> None:
+        """Wait for all to leave; who does not in time is ended."""
+        deadline = time.monotonic() + _GRACE_S
+        for process in self._processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def _start(entry: str, config: Mapping[str, Any], place: Place, meeting: Meeting) -> subprocess.Popen[bytes]:
+    spec = {
+        "entry": entry,
+        "config": dict(config),
+        "place": [place.rank, place.size, place.local_rank],
+        "meeting": [meeting.store, meeting.host, meeting.port, meeting.secret],
+        "path": sys.path,
+    }
+    child = subprocess.Popen([sys.executable, "-c", _BOOT], stdin=subprocess.PIPE, stdout=_STDERR)
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it died at once; whoever waits for it will say so
+        child.stdin.write(json.dumps(spec).encode())
+        child.stdin.close()
+    return child
+
+
+def lead(
+    library: str, device: torch.device, size: int, *, entry: str, config: Mapping[str, Any], place: Place | None
+) -> Ranks:
+    """Rank 0: start the others (or meet those of `torchrun`, when `place` says so), and form a group with them.
+
+    library: of the collectives. Raises WorkerError when a rank dies or does not come.
+    """
+    return _lead_own(library, device, size, entry, config) if place is None else _lead_found(library, device, place)
+
+
+def _lead_own(library: str, device: torch.device, size: int, entry: str, config: Mapping[str, Any]) -> Ranks:
+    env.provide({"GLOO_SOCKET_IFNAME": "lo"})  # all ranks are on this host
+    folder = tempfile.mkdtemp(prefix="ssd-ranks-")
+    secret = tcp.new_secret()
+    listener = tcp.Listener(_LOOPBACK, 0, secret)
+    with contextlib.ExitStack() as cleanup, contextlib.closing(listener):
+        cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+        meeting = Meeting(str(Path(folder) / "store"), _LOOPBACK, listener.port, secret)
+        children = Children(entry, config, size, meeting)
+        cleanup.callback(children.close)
+        leader = _gather(listener, size, children.fate)
+        collectives = _form(leader, library, distributed.FileStore(meeting.store, size), device, size)
+        return Ranks(collectives, leader, cleanup.pop_all())
+    raise AssertionError("an exit stack hides no error")
+
+
+def _lead_found(library: str, device: torch.device, place: Place) -> Ranks:
+    store = _torchrun_store(place)
+    host = env.foreign("MASTER_ADDR") or _LOOPBACK
+    secret = tcp.new_secret()
+    with contextlib.closing(tcp.Listener(host, 0, secret)) as listener:
+        store.set(_MEETING, json.dumps([host, listener.port, secret]))
+        leader = _gather(listener, place.size, lambda rank: None)
+    return Ranks(_form(leader, library, store, device, place.size), leader, contextlib.ExitStack())
+
+
+def _gather(listener: tcp.Listener, size: int, fate: Callable[[int], str | None]) -> control.Leader:
+    lines = control.gather(listener, size, timeout_s=START_TIMEOUT_S, fate=fate)
+    return control.Leader(lines, fate=fate, on_failure=GroupCollectives.abort)
+
+
+def _form(
+    leader: control.Leader, library: str, store: distributed.Store, device: torch.device, size: int
+) -> GroupCollectives:
+    try:
+        return join_group(library, store, 0, size, device)
+    except WorkerError as error:
+        reason = leader.lost(wait_s=_LAST_WORDS_S)
+        leader.close()
+        if reason is None:
+            raise
+        raise reason from error
+
+
+def call(place: Place, meeting: Meeting | None) -> tuple[distributed.Store, control.Follower]:
+    """Any other rank: call rank 0. The store is where the group then meets. `meeting` is None under `torchrun`."""
+    if meeting is not None:
+        line = control.join(meeting.host, meeting.port, meeting.secret, place.rank)
+        return distributed.FileStore(meeting.store, place.size), line
+    store = _torchrun_store(place)
+    host, port, secret = json.loads(store.get(_MEETING))
+    return store, control.join(host, port, secret, place.rank)
+
+
+def _torchrun_store(place: Place) -> distributed.Store:
+    """The launcher's own store, under a prefix of ours; rank 0 opens it where no launcher keeps one."""
+    agent = env.foreign("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = distributed.TCPStore(
+        env.foreign("MASTER_ADDR") or _LOOPBACK,
+        int(env.foreign("MASTER_PORT") or 0),
+        place.size,
+        is_master=place.rank == 0 and not agent,
+        wait_for_workers=False,
+    )
+    attempt = env.foreign("TORCHELASTIC_RESTART_COUNT") or "0"
+    return distributed.PrefixStore(f"ssd_ascend/{attempt}", store)
