@@ -27,7 +27,7 @@ _WITHOUT_CONTENT = frozenset((
 _MOST_BYTES = 96 << 20
 """Of intermediate results, over all captures: SmolLM2-135M's take about 1.2 MB a token."""
 
-Step = Callable[[], None]
+Step = Callable[[], object]
 
 
 class CpuGraph:
