@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from ssd_ascend.core.grammar import Grammar
 from ssd_ascend.errors import RequestError
 
 MAX_LOGPROBS = 20
@@ -43,8 +44,8 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0 or -1 keeps every token. `max_tokens` None means "to the model's limit".
     `seed` None draws a fresh one per request. `logprobs` is the number of alternatives wanted per token (0: only the
     chosen token's), None for none. `reproducible` is set for requests that bring a seed: drafts are then drawn so that
-    they cannot change the answer, at the price of some acceptance. Raises `RequestError` naming the field when a value
-    is out of range.
+    they cannot change the answer, at the price of some acceptance. `grammar` is what the answer's text must be. Raises
+    `RequestError` naming the field when a value is out of range.
     """
 
     temperature: float = 1.0
@@ -65,6 +66,7 @@ class SamplingParams:
     reproducible: bool = False
     logprobs: int | None = None
     n: int = 1
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, 0.0, 100.0)
@@ -89,6 +91,7 @@ class SamplingParams:
         _integer("n", self.n, 1, MAX_N)
         self._check_stops()
         self._check_bias()
+        self._check_grammar()
 
     def _check_stops(self) -> None:
         _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", self.stop, f"at most {MAX_STOP_STRINGS} strings")
@@ -101,6 +104,12 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             _integer("logit_bias", token, 0, 1 << 31)
             _number("logit_bias", bias, -100.0, 100.0)
+
+    def _check_grammar(self) -> None:
+        """A text that is complete can only end, so nothing may forbid it to."""
+        if self.grammar is not None:
+            _require(self.min_tokens == 0, "min_tokens", self.min_tokens, "0 where a grammar says when the answer ends")
+            _require(not self.ignore_eos, "ignore_eos", self.ignore_eos, "false where a grammar says when it ends")
 
     @property
     def greedy(self) -> bool:
@@ -122,6 +131,7 @@ class SamplingParams:
             or self.top_p < 1.0
             or self.top_k > 0
             or self.min_p > 0.0
+            or self.grammar is not None
         )
 
     def with_seed(self, seed: int) -> SamplingParams:

@@ -35,13 +35,16 @@ class Source(enum.IntEnum):
 class Speculation:
     """Draft tokens for B rows, and the law they were drawn from.
 
-    tokens: int64 [B, K] on the target's device; row i holds `num_tokens[i]` drafts, the rest is padding (any valid id).
+    tokens: int64 [B, K] on the target's device, or on the host where `host_tokens` are there; row i holds
+        `num_tokens[i]` drafts, the rest is padding (any valid id).
     num_tokens: host, 0..K per row; 0 is a declined row, which is an ordinary decode step.
     draft_logits: None, or float32 [B, K, V]: row i's token j was drawn from softmax(draft_logits[i, j]), bit for bit
         the values that were sampled from (temperature and every processor applied; -inf outside the support).
     has_law: host, per row; True when row i's tokens were drawn from `draft_logits[i]`. False: the row is a point mass
         (arg-max drafts, n-grams, anything deterministic), which the verifier accepts with probability p(token).
     looked_up: host, per row; True when the speculation cache was asked for the row. Empty: it never was.
+    host_tokens: the drafts on the host, where whoever proposes has them there; None when nobody has. What a grammar
+        lets follow depends on them, and is worked out while the target's forward is under way.
     """
 
     tokens: torch.Tensor | None
@@ -50,6 +53,7 @@ class Speculation:
     draft_logits: torch.Tensor | None = None
     has_law: list[bool] = field(default_factory=list)
     looked_up: list[bool] = field(default_factory=list)
+    host_tokens: list[list[int]] | None = None
 
     @staticmethod
     def declined(num_rows: int) -> Speculation:

@@ -1,6 +1,7 @@
 """The stages that shape one row of logits into a law, each applied to just the rows that ask for it, in place.
 
-Called by `runtime/sampler.py` only. Order: penalties, bias, ban of stops; temperature; top-k, top-p, min-p.
+Called by `runtime/sampler.py` only. Order: penalties, bias, ban of stops, grammar (`runtime/token_masks.py`);
+temperature; top-k, top-p, min-p.
 Supports are cut by value, never by rank, so equal logits share their fate and every device keeps the same set.
 """
 

@@ -19,7 +19,8 @@ class RowContext(NamedTuple):
     """One row of logits: the token to be drawn from it will stand at `position`, so `position` tokens come before it.
 
     `token_ids` are the committed tokens and `tail` (int64 [position - len(token_ids)], on the device) the drafts after
-    them; both are read for penalties only. `temperature` overrides that of `params` (a draft may be hotter or colder).
+    them; both are read for penalties only. `drafts` are the same drafts on the host, for grammars. `temperature`
+    overrides that of `params` (a draft may be hotter or colder).
     A tuple, because a step makes one per row and frozen dataclasses take four times as long.
     """
 
@@ -32,10 +33,14 @@ class RowContext(NamedTuple):
     seq_id: int = -1
     token_ids: Sequence[int] = ()
     tail: torch.Tensor | None = None
+    drafts: Sequence[int] = ()
 
     @staticmethod
-    def of(seq: TokenSequence, *, offset: int = 0, tail: torch.Tensor | None = None) -> RowContext:
-        """The row that draws the token after `seq` and `offset` drafts, which `tail` holds when penalties matter."""
+    def of(
+        seq: TokenSequence, *, offset: int = 0, tail: torch.Tensor | None = None, drafts: Sequence[int] = ()
+    ) -> RowContext:
+        """The row that draws the token after `seq` and `offset` drafts: `tail` when penalties matter, `drafts` when a
+        grammar does."""
         return RowContext(
             params=seq.sampling,
             seed=seq.seed,
@@ -45,6 +50,7 @@ class RowContext(NamedTuple):
             seq_id=seq.id,
             token_ids=seq.token_ids,
             tail=tail,
+            drafts=drafts,
         )
 
     @property

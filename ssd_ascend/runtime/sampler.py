@@ -22,10 +22,12 @@ from ssd_ascend.runtime.processors import (
     penalize,
 )
 from ssd_ascend.runtime.row_context import RowContext, TokenCounts
+from ssd_ascend.runtime.token_masks import TokenMasks
 
 __all__ = [
     "RowContext",
     "TokenCounts",
+    "TokenMasks",
     "cache_aware",
     "draw",
     "draw_weights",
@@ -39,14 +41,19 @@ _MASK = (1 << 64) - 1
 _SMALL_VOCAB = 512
 
 
-def process_logits(logits: torch.Tensor, rows: Sequence[RowContext], counts: TokenCounts | None = None) -> torch.Tensor:
+def process_logits(
+    logits: torch.Tensor,
+    rows: Sequence[RowContext],
+    counts: TokenCounts | None = None,
+    masks: TokenMasks | None = None,
+) -> torch.Tensor:
     """The log-weights [R, V] (float32) whose softmax is the law of each row of logits [R, V]; logits are not changed.
 
     Every row's maximum is 0; tokens outside the support are -inf; a greedy row is 0 at its arg-max and -inf elsewhere.
     A row whose logits hold NaN or +inf, or nothing but -inf, comes out with NaN in it. `counts` is needed when a row
-    has penalties.
+    has penalties, `masks` when one has a grammar.
     """
-    shaped = shape_logits(logits, rows, counts)
+    shaped = shape_logits(logits, rows, counts, masks)
     # the maximum goes first: dividing by a tiny temperature must drive the others to -inf, never the best to +inf
     best = shaped.amax(-1, keepdim=True)
     law = shaped.to(torch.float32)
@@ -59,10 +66,17 @@ def process_logits(logits: torch.Tensor, rows: Sequence[RowContext], counts: Tok
     return law
 
 
-def shape_logits(logits: torch.Tensor, rows: Sequence[RowContext], counts: TokenCounts | None = None) -> torch.Tensor:
-    """What comes before temperature: penalties, bias, min_tokens. Returns `logits` itself when no row asks for any."""
+def shape_logits(
+    logits: torch.Tensor,
+    rows: Sequence[RowContext],
+    counts: TokenCounts | None = None,
+    masks: TokenMasks | None = None,
+) -> torch.Tensor:
+    """What comes before temperature: penalties, bias, min_tokens, grammar. Returns `logits` itself when no row asks
+    for any."""
     penalized = [i for i, row in enumerate(rows) if row.params.has_penalties]
-    if not penalized and not any(row.params.logit_bias or row.bans_stops for row in rows):
+    masked = [i for i, row in enumerate(rows) if row.params.grammar is not None]
+    if not penalized and not masked and not any(row.params.logit_bias or row.bans_stops for row in rows):
         return logits
     shaped = logits.to(torch.float32, copy=True)
     if penalized:
@@ -71,6 +85,10 @@ def shape_logits(logits: torch.Tensor, rows: Sequence[RowContext], counts: Token
         on_rows(shaped, penalized, lambda part: penalize(part, some, known))
     add_bias(shaped, rows)
     ban_stops(shaped, rows)
+    if masked:
+        assert masks is not None, "grammars need TokenMasks"
+        constrained, states = [rows[i] for i in masked], masks
+        on_rows(shaped, masked, lambda part: states.apply(part, constrained))
     return shaped
 
 

@@ -21,6 +21,7 @@ from ssd_ascend.core.random import Stream
 from ssd_ascend.runtime.sampler import (
     RowContext,
     TokenCounts,
+    TokenMasks,
     cache_aware,
     draw,
     process_logits,
@@ -50,6 +51,7 @@ class DraftSampler:
         temperature: float | None = None,
         cache_bias: float = 1.0,
         cache_width: int = 0,
+        masks: TokenMasks | None = None,
     ) -> None:
         self.to_target = to_target
         self._num_target_tokens = num_target_tokens
@@ -58,10 +60,14 @@ class DraftSampler:
         self._cache_bias = cache_bias
         self._cache_width = cache_width
         self._counts = TokenCounts()
+        self._masks = masks
 
     def release(self, seq_ids: Iterable[int]) -> None:
-        """Forget token counts of sequences that ended."""
-        self._counts.release(seq_ids)
+        """Forget token counts and matchers of sequences that ended."""
+        ended = list(seq_ids)
+        self._counts.release(ended)
+        if self._masks is not None:
+            self._masks.release(ended)
 
     def has_law(self, seq: DraftSequence) -> bool:
         """Whether this sequence's drafts are judged by the law they were drawn from (else they are point masses)."""
@@ -69,8 +75,9 @@ class DraftSampler:
         temperature = sampling.temperature if self._temperature is None else self._temperature
         return temperature > 0.0 and not sampling.greedy and not sampling.reproducible
 
-    def context(self, seq: DraftSequence, offset: int, tail: torch.Tensor | None) -> RowContext:
-        """The row that draws the token `offset` places after the next one of `seq`, past the drafts in `tail`."""
+    def context(self, seq: DraftSequence, offset: int, tail: torch.Tensor | None, drafts: Rows[int] = ()) -> RowContext:
+        """The row that draws the token `offset` places after the next one of `seq`, past the drafts in `tail`, which
+        are on the host in `drafts` where `seq` has a grammar."""
         return RowContext(
             params=seq.sampling,
             seed=seq.seed,
@@ -81,15 +88,16 @@ class DraftSampler:
             seq_id=seq.id,
             token_ids=seq.token_ids,
             tail=tail if seq.sampling.has_penalties else None,
+            drafts=drafts,
         )
 
     def draw(self, logits: torch.Tensor, rows: Rows[RowContext]) -> Drawn:
         """One token per row of draft logits [R, Vd]."""
         full = self._widen_if_shaped(logits, rows)
         if all(row.law_temperature == 0.0 for row in rows):
-            tokens = top_tokens(shape_logits(full, rows, self._counts))[0]
+            tokens = top_tokens(shape_logits(full, rows, self._counts, self._masks))[0]
             return Drawn(tokens if full is not logits else self._target_ids(tokens), None)
-        law = self._narrow(process_logits(full, rows, self._counts), logits)
+        law = self._narrow(process_logits(full, rows, self._counts, self._masks), logits)
         coupled = [row.params.reproducible for row in rows]
         if not all(coupled):
             law = cache_aware(law, self._cache_width, self._cache_bias).to(self._law_dtype)
@@ -99,15 +107,19 @@ class DraftSampler:
     def scores(self, logits: torch.Tensor, rows: Rows[RowContext]) -> torch.Tensor:
         """Log-weights of the next token over the target vocabulary [R, Vt], float32: what forks are chosen by."""
         full = self._widen_if_shaped(logits, rows)
-        scores = shape_logits(full, rows, self._counts).to(torch.float32)
+        scores = shape_logits(full, rows, self._counts, self._masks).to(torch.float32)
         temperatures = [row.law_temperature or 1.0 for row in rows]
         if any(t != 1.0 for t in temperatures):
             scores = scores / torch.tensor(temperatures, device=scores.device)[:, None]
         return scores if scores.shape[1] == self._num_target_tokens else self._widen(scores)
 
     def _widen_if_shaped(self, logits: torch.Tensor, rows: Rows[RowContext]) -> torch.Tensor:
-        """Penalties, bias and bans name target ids, so a reduced vocabulary is spread out first when a row has any."""
-        shaped = any(row.params.has_penalties or row.params.logit_bias or row.bans_stops for row in rows)
+        """Penalties, bias, bans and masks name target ids, so a reduced vocabulary is spread out first when a row has
+        any."""
+        shaped = any(
+            row.params.has_penalties or row.params.logit_bias or row.bans_stops or row.params.grammar is not None
+            for row in rows
+        )
         return self._widen(logits) if shaped and self.to_target is not None else logits
 
     def _widen(self, logits: torch.Tensor) -> torch.Tensor:

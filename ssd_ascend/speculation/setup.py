@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -13,13 +14,18 @@ from ssd_ascend.architectures.registry import CausalLM
 from ssd_ascend.backends.base import Backend
 from ssd_ascend.config.model import ModelConfig
 from ssd_ascend.config.speculation import SpeculationConfig
+from ssd_ascend.core.batch import Mode, ModelOutput
 from ssd_ascend.distributed.collectives import SingleRank
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.kv.blocks import BlockManager
+from ssd_ascend.kv.cache import KVCache
+from ssd_ascend.runtime.inputs import Row
 from ssd_ascend.runtime.load import CacheSize, LoadedModel, choose_block_size, choose_dtype, load_runner
-from ssd_ascend.runtime.model_runner import ModelRunner
+from ssd_ascend.runtime.token_masks import TokenMasks
 from ssd_ascend.speculation.base import Drafter, FeatureReader, Speculator
 from ssd_ascend.speculation.draft_sampler import DraftSampler
+from ssd_ascend.structured.compiler import GrammarCompiler
+from ssd_ascend.text import Tokenizer
 from ssd_ascend.weights.loader import read_config
 
 
@@ -39,6 +45,11 @@ class TargetFacts:
     kv_tokens: int
     """Tokens that the target's KV cache holds; a drafter needs about as many."""
     dtype: str
+    eos_ids: tuple[int, ...] = ()
+
+    def grammars(self) -> GrammarCompiler:
+        """A compiler of grammars for the target's vocabulary, which its own directory tells."""
+        return GrammarCompiler(lambda: Tokenizer.load(self.path), vocab_size=self.vocab_size, eos_ids=self.eos_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +65,8 @@ class DraftSetup:
     """The most branches per sequence, 0 when none are ever drafted (`sd`)."""
     share: CausalLM | None = None
     """The target's model, where the drafter lives in its process and may borrow its embedding and head."""
+    grammars: GrammarCompiler | None = None
+    """The target's compiler of grammars, likewise; a drafter elsewhere makes one of its own."""
 
     @property
     def max_batched_tokens(self) -> int:
@@ -136,7 +149,20 @@ class DraftSetup:
             temperature=self.config.draft_temperature,
             cache_bias=self.config.cache_bias,
             cache_width=max(1, self.width // (self.lookahead + 1)),
+            masks=TokenMasks(self.grammars or self.target.grammars(), keeps_alive=True),
         )
+
+
+class TargetRunner(Protocol):
+    """The target as something to try drafts on, whatever number of ranks it has."""
+
+    block_size: int
+    device: torch.device
+    kv: KVCache
+
+    def run(self, mode: Mode, rows: Rows[Row]) -> ModelOutput:
+        """One forward of these rows."""
+        ...
 
 
 class DrafterKind(NamedTuple):
@@ -152,7 +178,7 @@ class DrafterKind(NamedTuple):
     build: Callable[[DraftSetup], Drafter]
     capture_layers: Callable[[Path | None, ModelConfig], tuple[int, ...]]
     is_free: bool
-    settle: Callable[[DraftSetup, ModelRunner], DraftSetup] = lambda setup, target: setup
+    settle: Callable[[DraftSetup, TargetRunner], DraftSetup] = lambda setup, target: setup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ The rules themselves are in `speculation/acceptance.py`, the law they apply in `
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from ssd_ascend.runtime.logprobs import LogprobColumns, gather_logprobs, read_lo
 from ssd_ascend.runtime.sampler import (
     RowContext,
     TokenCounts,
+    TokenMasks,
     draw_weights,
     process_logits,
     row_uniforms,
@@ -64,25 +65,39 @@ class _Judged(NamedTuple):
 
 
 class Verifier:
-    """Judges speculations. Its only state is the token counts of sequences with penalties."""
+    """Judges speculations. Its only state is what the law needs of a sequence's past: the token counts of those with
+    penalties, the matchers of those with a grammar (which none may have without `masks`)."""
 
-    def __init__(self, to_host: ToHost, counts: TokenCounts | None = None) -> None:
+    def __init__(self, to_host: ToHost, counts: TokenCounts | None = None, masks: TokenMasks | None = None) -> None:
         self._to_host = to_host
         self._counts = TokenCounts() if counts is None else counts
+        self._masks = masks
 
     def release(self, seq_ids: Iterable[int]) -> None:
         """Forget sequences that ended."""
-        self._counts.release(seq_ids)
+        ended = list(seq_ids)
+        self._counts.release(ended)
+        if self._masks is not None:
+            self._masks.release(ended)
 
     def verify(
-        self, sequences: Sequence[TokenSequence], speculation: Speculation, logits: torch.Tensor
+        self,
+        sequences: Sequence[TokenSequence],
+        speculation: Speculation,
+        logits: torch.Tensor,
+        greedy: torch.Tensor | None = None,
     ) -> Verification:
         """Judge row i of `speculation` for sequences[i] with target logits [R, V], packed in order, drafts + 1 each.
 
-        Sequences beyond the speculation's rows carry no drafts. `logits` are not changed.
+        Sequences beyond the speculation's rows carry no drafts. `logits` are not changed. `greedy`: what a captured
+        step found of them (`ModelOutput.greedy`).
         """
         layout = _Layout.of(len(sequences), speculation)
         assert logits.shape[0] == layout.num_rows, f"{logits.shape[0]} logit rows for {layout.num_rows} sampled ones"
+        if greedy is not None and all(_is_arg_max(seq) for seq in sequences):
+            return self._found(sequences, layout, greedy)
+        if speculation.tokens is not None and speculation.tokens.device != logits.device:
+            speculation = replace(speculation, tokens=speculation.tokens.to(logits.device, non_blocking=True))
         drawn = _drawn_rows(sequences, speculation)
         if all(seq.sampling.greedy for seq in sequences):
             judged = self._greedy(sequences, speculation, layout, logits)
@@ -92,28 +107,55 @@ class Verifier:
         tokens, sound, drafts, accepted, *entries = self._copy(judged, speculation, columns)
         kept = dict(zip(drawn, accepted.tolist(), strict=True))
         verification = _assemble(sequences, layout, tokens.tolist(), sound.tolist(), drafts.tolist(), kept)
+        self._explain(verification)
         if entries:
             _attach_logprobs(verification, sequences, layout, entries)
         return verification
+
+    def _found(self, sequences: Sequence[TokenSequence], layout: _Layout, greedy: torch.Tensor) -> Verification:
+        """All is known on the device, what each row emits and what was fed there: copy it, compare."""
+        pairs: list[list[int]] = self._to_host([greedy])[0].tolist()
+        tokens = [token for token, _ in pairs]
+        drafts = [[pairs[row][1] for row in layout.rows(i)[1:]] for i in range(len(sequences))]
+        return _assemble(sequences, layout, tokens, [token >= 0 for token in tokens], drafts, {})
 
     def _contexts(
         self, sequences: Sequence[TokenSequence], speculation: Speculation, layout: _Layout
     ) -> list[RowContext]:
         """A context per row of logits; row j of a sequence knows the j drafts before it."""
         rows, drafts = [], speculation.tokens
+        on_host = self._drafts_on_host(sequences, speculation)
         for i, seq in enumerate(sequences):
             penalized = seq.sampling.has_penalties
+            known = on_host[i] if i < len(on_host) and seq.sampling.grammar is not None else []
             for j in range(layout.num_drafts[i] + 1):
                 tail = drafts[i, :j] if penalized and j and drafts is not None else None
-                rows.append(RowContext.of(seq, offset=j, tail=tail))
+                rows.append(RowContext.of(seq, offset=j, tail=tail, drafts=known[:j]))
         return rows
+
+    def _drafts_on_host(self, sequences: Sequence[TokenSequence], speculation: Speculation) -> list[list[int]]:
+        """The drafts of every row, when a sequence has a grammar that must read them."""
+        if speculation.tokens is None or all(seq.sampling.grammar is None for seq in sequences):
+            return []
+        if speculation.host_tokens is not None:
+            return speculation.host_tokens
+        copied: list[list[int]] = self._to_host([speculation.tokens])[0].tolist()
+        return copied
+
+    def _explain(self, verification: Verification) -> None:
+        """Where no token was left because the grammar could not be followed, say that instead."""
+        if self._masks is not None:
+            for seq_id in verification.faults:
+                if (reason := self._masks.fault(seq_id)) is not None:
+                    verification.faults[seq_id] = reason
 
     def _greedy(
         self, sequences: Sequence[TokenSequence], speculation: Speculation, layout: _Layout, logits: torch.Tensor
     ) -> _Judged:
         """All rows at temperature 0: the arg-max of the logits as they are, or after penalties, bias and ban."""
         if not all(seq.sampling.is_plain for seq in sequences):
-            logits = shape_logits(logits, self._contexts(sequences, speculation, layout), self._counts)
+            contexts = self._contexts(sequences, speculation, layout)
+            logits = shape_logits(logits, contexts, self._counts, self._masks)
         token, value = top_tokens(logits)
         return _Judged(token, torch.isfinite(value))
 
@@ -127,7 +169,7 @@ class Verifier:
     ) -> _Judged:
         """Rows of all kinds: the target's own token at every row, and the ratio test for sequences in `drawn`."""
         contexts = self._contexts(sequences, speculation, layout)
-        weights = process_logits(logits, contexts, self._counts).exp_()
+        weights = process_logits(logits, contexts, self._counts, self._masks).exp_()
         totals = weights.sum(-1)
         recover = row_uniforms(contexts, Stream.RECOVER, logits.device)
         sound = torch.isfinite(totals) & (totals > 0)
@@ -149,6 +191,11 @@ class Verifier:
         drafts = none if speculation.tokens is None else speculation.tokens
         accepted = none if judged.accepted is None else judged.accepted
         return self._to_host([judged.token, judged.sound, drafts, accepted, *(columns or ())])
+
+
+def _is_arg_max(seq: TokenSequence) -> bool:
+    """Whether the arg-max of the logits as they are is all that is asked."""
+    return seq.sampling.greedy and seq.sampling.is_plain and seq.sampling.logprobs is None
 
 
 def _drawn_rows(sequences: Sequence[TokenSequence], speculation: Speculation) -> list[int]:

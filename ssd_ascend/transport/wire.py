@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 
+from ssd_ascend.core.grammar import Grammar, GrammarKind
 from ssd_ascend.core.sampling import MAX_STOP_STRINGS, SamplingParams
 from ssd_ascend.core.speculation import Source, VerificationOutcome
 from ssd_ascend.errors import RequestError, TransportError
@@ -25,6 +26,8 @@ _MAX_ID: Final = (1 << 31) - 1
 """Of tokens and of lengths."""
 _MAX_NAME_BYTES: Final = 256
 _MAX_STOP_BYTES: Final = 1 << 20
+_MAX_GRAMMAR_BYTES: Final = 1 << 20
+_GRAMMARS: Final = tuple(GrammarKind)
 _COUNTS: Final = ("rounds", "lookups", "hits", "cached_drafts", "used_drafts", "cache_bytes")
 _LAST_SOURCE: Final = int(max(Source))
 _IDS: Final = frozenset({torch.int64})
@@ -191,6 +194,10 @@ def _put_sampling(w: FrameWriter, s: SamplingParams) -> None:
     w.words.append(len(s.stop))
     for stop in s.stop:
         w.text(stop)
+    w.words.append(int(s.grammar is not None))
+    if s.grammar is not None:
+        w.words += (_GRAMMARS.index(s.grammar.kind), int(s.grammar.strict))
+        w.text(s.grammar.source)
 
 
 def _get_sampling(r: FrameReader) -> SamplingParams:
@@ -206,6 +213,7 @@ def _get_sampling(r: FrameReader) -> SamplingParams:
     stop_token_ids = tuple(r.ints("stop_token_ids", 0, _MAX_ID))
     num_stops = r.word("number of stop strings", 0, MAX_STOP_STRINGS)
     stop = tuple(r.text("stop string", _MAX_STOP_BYTES) for _ in range(num_stops))
+    grammar = _get_grammar(r)
     try:
         return SamplingParams(
             temperature=temperature,
@@ -226,9 +234,18 @@ def _get_sampling(r: FrameReader) -> SamplingParams:
             reproducible=bool(reproducible),
             logprobs=logprobs,
             n=n,
+            grammar=grammar,
         )
     except RequestError as error:
         raise TransportError(f"sampling parameters: {error}") from error
+
+
+def _get_grammar(r: FrameReader) -> Grammar | None:
+    if not _flag(r, "grammar"):
+        return None
+    kind = _GRAMMARS[r.word("kind of grammar", 0, len(_GRAMMARS) - 1)]
+    strict = bool(_flag(r, "strict"))
+    return Grammar(kind, r.text("grammar", _MAX_GRAMMAR_BYTES), strict)
 
 
 def _put_answer(w: FrameWriter, answer: Answer) -> None:

@@ -19,6 +19,7 @@ from ssd_ascend.runtime.sampler import RowContext
 from ssd_ascend.speculation.base import Branch, Chain, DraftSequence, Glue, spread
 from ssd_ascend.speculation.branches import BranchLayout, RowsLayout, TreeMaskLayout
 from ssd_ascend.speculation.draft_sampler import DraftSampler
+from ssd_ascend.speculation.drafters.tails import Tails
 
 _BACKLOG = 32
 """A sequence with more uncomputed entries than this is brought up to date in forwards of its own (a prompt)."""
@@ -99,7 +100,7 @@ class PagedDrafter:
             rows = [Row((0,), end + step, seq.block_table, 1) for seq, end in zip(chosen, ends, strict=True)]
             return self._forward(Mode.DECODE, rows, hidden, input_ids=tokens)
 
-        chain = self._roll(output, chosen, [0] * len(chosen), lookahead, forward, [None] * len(chosen))
+        chain = self._roll(output, chosen, [0] * len(chosen), lookahead, forward, Tails(chosen))
         if self._entries.keeps_drafted:
             for i, seq in enumerate(chosen):
                 seq.drafted = chain.tokens[i, : lookahead - 1]
@@ -112,11 +113,11 @@ class PagedDrafter:
         offsets: Rows[int],
         k: int,
         forward: Callable[[int, torch.Tensor, torch.Tensor | None], ModelOutput],
-        before: Rows[torch.Tensor | None],
+        tails: Tails,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Chain:
         """Draw a token from `output`, feed it, draw the next, k times. Row i's first token is offsets[i] places after
-        the next one of its sequence, past the hypothetical tokens before[i]."""
+        the next one of its sequence, past the hypothetical tokens in `tails`."""
         tokens: list[torch.Tensor] = []
         laws: list[torch.Tensor] = []
         hidden: list[torch.Tensor] = []
@@ -125,8 +126,9 @@ class PagedDrafter:
                 break
             if step:
                 output = forward(step - 1, tokens[-1], output.hidden if self.wants_features else None)
-            drawn = self._sampler.draw(output.logits, self._contexts(seqs, offsets, step, tokens, before))
+            drawn = self._sampler.draw(output.logits, self._contexts(seqs, offsets, step, tails))
             tokens.append(drawn.tokens)
+            tails.grow(drawn.tokens)
             if drawn.law is not None:
                 laws.append(drawn.law)
             if output.hidden is not None and self.wants_features:
@@ -139,23 +141,12 @@ class PagedDrafter:
             hidden=torch.stack(hidden, dim=1) if hidden else None,
         )
 
-    def _contexts(
-        self,
-        seqs: Rows[DraftSequence],
-        offsets: Rows[int],
-        step: int,
-        tokens: Rows[torch.Tensor],
-        before: Rows[torch.Tensor | None],
-    ) -> list[RowContext]:
-        """The law's context of each row at this step; penalties are told of the hypothetical tokens too."""
-        contexts = []
-        for i, (seq, offset) in enumerate(zip(seqs, offsets, strict=True)):
-            tail = None
-            if seq.sampling.has_penalties:
-                parts = [part for part in (before[i],) if part is not None] + [token[i : i + 1] for token in tokens]
-                tail = torch.cat(parts) if parts else None
-            contexts.append(self._sampler.context(seq, offset + step, tail))
-        return contexts
+    def _contexts(self, seqs: Rows[DraftSequence], offsets: Rows[int], step: int, tails: Tails) -> list[RowContext]:
+        """The law's context of each row at this step."""
+        return [
+            self._sampler.context(seq, offset + step, tails.on_device(i), tails.on_host(i))
+            for i, (seq, offset) in enumerate(zip(seqs, offsets, strict=True))
+        ]
 
     # -- over a speculation under verification ---------------------------------------------------------------------
 
@@ -171,7 +162,7 @@ class PagedDrafter:
         contexts = []
         for i in live:
             drafts = torch.tensor(sent[i], dtype=torch.int64, device=self.runner.device)
-            contexts += [self._sampler.context(seqs[i], j, drafts[:j]) for j in range(len(sent[i]) + 1)]
+            contexts += [self._sampler.context(seqs[i], j, drafts[:j], sent[i][:j]) for j in range(len(sent[i]) + 1)]
             if self._entries.keeps_drafted:
                 seqs[i].drafted = drafts
         return Glue(self._sampler.scores(output.logits, contexts), output.hidden, num_rows)
@@ -197,21 +188,16 @@ class PagedDrafter:
                 picked = torch.tensor([branch.glue_row for branch in branches], device=glue.hidden.device)
                 hidden = glue.hidden.index_select(0, picked)
             output = self.runner.forward(layout.batch(0, guesses, hidden))
-            before = [
-                torch.cat(
-                    (torch.tensor(sent[i][: b.depth], dtype=torch.int64, device=guesses.device), guesses[i : i + 1])
-                )
-                if b.seq.sampling.has_penalties
-                else None
-                for i, b in enumerate(branches)
-            ]
+            seqs = [branch.seq for branch in branches]
+            tails = Tails(seqs, [drafts[: b.depth] for b, drafts in zip(branches, sent, strict=True)])
+            tails.grow(guesses)
             return self._roll(
                 output,
-                [branch.seq for branch in branches],
+                seqs,
                 [branch.depth + 1 for branch in branches],
                 k,
                 lambda step, tokens, hidden: self.runner.forward(layout.batch(step + 1, tokens, hidden)),
-                before,
+                tails,
                 should_stop,
             )
         finally:

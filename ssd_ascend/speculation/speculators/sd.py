@@ -56,12 +56,14 @@ class SdSpeculator:
         num_tokens = [min(n, limit) for n, limit in zip(chain.num_tokens, limits, strict=True)]
         self.stats.wasted += sum(chain.num_tokens) - sum(num_tokens)
         self._drafted = {row.seq.id: n for row, n in zip(rows, num_tokens, strict=True)}
+        constrained = any(row.seq.sampling.grammar is not None for row in rows)
         return Speculation(
             tokens=chain.tokens,
             num_tokens=num_tokens,
             source=[Source.MISS if n else Source.DECLINED for n in num_tokens],
             draft_logits=None if chain.law is None else widen(chain.law, self._drafter.to_target, self._target_vocab),
             has_law=chain.has_law,
+            host_tokens=chain.tokens.tolist() if constrained else None,
         )
 
     def _follow(self, seq: Sequence) -> DraftSequence:

@@ -82,15 +82,24 @@ class SsdSpeculator:
         has_law = [offer is not None and offer.law is not None for offer in offers]
         draft_logits = self._laws(offers, max(num_tokens)) if any(has_law) else None
         tokens = self._tokens(offers, max(num_tokens))
-        return Speculation(tokens, num_tokens, sources, draft_logits, has_law, looked_up)
+        return Speculation(
+            tokens=tokens,
+            num_tokens=num_tokens,
+            source=sources,
+            draft_logits=draft_logits,
+            has_law=has_law,
+            looked_up=looked_up,
+            host_tokens=tokens.tolist(),
+        )
 
     def _tokens(self, offers: Rows[Offer | None], width: int) -> torch.Tensor:
+        """int64 [B, width], on the host."""
         tokens = torch.zeros((len(offers), width), dtype=torch.int64)
         for i, offer in enumerate(offers):
             if offer is not None:
                 drafts = offer.tokens[:width]
                 tokens[i, : drafts.shape[0]] = drafts
-        return tokens.to(self._device, non_blocking=True)
+        return tokens
 
     def _laws(self, offers: Rows[Offer | None], width: int) -> torch.Tensor:
         """float32 [B, width, V]; rows without a law are never read."""
