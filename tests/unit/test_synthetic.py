@@ -9,12 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bench.synthetic import SHAPES, Weights, build, shape, successor, write
+from bench.agreement import Weights, successor
+from bench.shapes import SHAPES, shape
+from bench.synthetic import build, write
 from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.config.model import model_config_from_hf
 from ssd_ascend.core.batch import Mode
 from ssd_ascend.errors import ConfigError
-from ssd_ascend.layers.slots import Slot
 from ssd_ascend.runtime.inputs import Row, build_batch
 from ssd_ascend.runtime.load import CacheSize
 from ssd_ascend.weights.loader import read_config
@@ -74,8 +75,7 @@ def test_checkpoints_load_and_hold_what_build_makes(tmp_path: Path, name: str) -
     tensors = load_file(file)
     weights = Weights(read_config(tmp_path), torch.device("cpu"), torch.bfloat16, seed=4, noise=0.3)
     key = "model.layers.1.mlp.down_proj.weight"
-    slot = Slot(key, tuple(tensors[key].shape), load=lambda tensor: None)
-    assert torch.equal(weights.draw(slot), tensors[key])
+    assert torch.equal(weights.tensor(key, tuple(tensors[key].shape)), tensors[key])
     assert torch.equal(tensors["lm_head.weight"][successor(VOCAB)[3]], tensors["model.embed_tokens.weight"][3] * 0.25)
 
 

@@ -1,0 +1,115 @@
+"""How long a message takes to a draft worker and back, by kind of line: two processes, packing and unpacking included.
+
+Used by `bench/two_gpus.py`. Messages are those of a greedy round, bare or with an EAGLE-3 head's features.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from bench.summary import Row
+from ssd_ascend.core.speculation import VerificationOutcome
+from ssd_ascend.errors import SsdError, TransportError
+from ssd_ascend.speculation import worker_process
+from ssd_ascend.transport.base import Transport
+from ssd_ascend.transport.link import make_link
+from ssd_ascend.transport.messages import Answer, Request, Shutdown, Update
+
+_PATIENCE_S = 30.0
+_LOOKAHEAD = 6
+
+
+def round_trips(
+    kinds: Sequence[str], device: torch.device, *, feature_width: int, batches: tuple[int, ...], repeats: int = 200
+) -> list[Row]:
+    """A row per kind of line, batch size and payload; a kind that cannot be had here leaves its reason."""
+    rows: list[Row] = []
+    for kind in kinds:
+        try:
+            rows += _of_kind(kind, device, feature_width, batches, repeats)
+        except (SsdError, OSError) as error:
+            rows.append({"mode": "round trip", "link": kind, "skipped": str(error)})
+    return rows
+
+
+def echo(transport: Transport, config: Mapping[str, Any]) -> None:
+    """The worker's side: an answer to every request, at once."""
+    while True:
+        message = transport.recv(None)
+        if not isinstance(message, Request):
+            return
+        rows = len(message.updates)
+        transport.send(
+            Answer(
+                number=message.number,
+                seq_ids=list(range(rows)),
+                sources=[0] * rows,
+                num_tokens=[_LOOKAHEAD] * rows,
+                tokens=torch.zeros((rows, _LOOKAHEAD), dtype=torch.int64),
+                has_law=[False] * rows,
+            )
+        )
+
+
+def _of_kind(kind: str, device: torch.device, feature_width: int, batches: tuple[int, ...], repeats: int) -> list[Row]:
+    link = make_link(kind)
+    child = worker_process.start(f"{__name__}:echo", {}, link)
+    rows: list[Row] = []
+    try:
+        line = _accepted(link, child)
+        for batch in batches:
+            for width in (0, feature_width):
+                times = _ping(line, device, batch, width, repeats)
+                rows.append(
+                    {
+                        "mode": "round trip",
+                        "link": kind,
+                        "batch": batch,
+                        "feature_bytes": batch * (_LOOKAHEAD + 1) * width * 2,
+                        "round_trip_us": round(1e6 * statistics.median(times), 1),
+                        "round_trip_us_p99": round(1e6 * sorted(times)[int(0.99 * (len(times) - 1))], 1),
+                    }
+                )
+        line.send(Shutdown())
+        line.close()
+    finally:
+        link.close()
+        child.terminate()
+        child.wait()
+    return rows
+
+
+def _accepted(link: Any, child: Any) -> Transport:
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline and child.poll() is None:
+        line: Transport | None = link.accept(0.1)
+        if line is not None:
+            return line
+    raise TransportError(f"no {link.address.kind} line within {_PATIENCE_S:.0f} s")
+
+
+def _ping(line: Transport, device: torch.device, batch: int, width: int, repeats: int) -> list[float]:
+    """Seconds of each round trip, after as many again to warm up, at most 50."""
+    features = torch.zeros((_LOOKAHEAD + 1, width), dtype=torch.bfloat16, device=device) if width else None
+    times = []
+    for number in range(1, repeats + min(repeats, 50) + 1):
+        updates = [
+            Update(
+                outcome=VerificationOutcome(row, _LOOKAHEAD, 7),
+                num_tokens_before=100,
+                new_tokens=list(range(_LOOKAHEAD + 1)),
+                features=features,
+            )
+            for row in range(batch)
+        ]
+        began = time.perf_counter()
+        line.send(Request(number=number, updates=updates))
+        if line.recv(_PATIENCE_S) is None:
+            raise TransportError("the other side is silent")
+        times.append(time.perf_counter() - began)
+    return times[-repeats:]
