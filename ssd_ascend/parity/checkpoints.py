@@ -1,7 +1,9 @@
 """Three small checkpoints, the same bits everywhere: a target, a draft that is nearly the target, an EAGLE-3 head.
 
-Their shapes are those that devices are built for (heads of width 64, groups of 2), their vocabulary is small, so that
-drafts are right often enough for every accepted length to occur. Written by `recording` into a folder of its own.
+Their shapes are those that devices are built for (heads of width 64, groups of 2). The target leans towards one
+successor of each token, as a trained model leans towards what it has read, and its layers add a context of random
+weights: so most choices are clear, some are close, and both drafts are right often enough for every accepted length to
+occur. Written by `recording` into a folder of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ VOCAB = 32
 LAYERS = 4
 CAPTURED = (0, 1, 2)
 _HIDDEN, _HEADS, _KV_HEADS, _WIDTH, _INNER = 256, 4, 2, 64, 384
-_NOISE = 0.05
+_LEANING, _NOISE = 0.7, 0.1
+_KNOWN = [token for token in range(VOCAB) if token % 4 != 3]
+"""The tokens an EAGLE-3 head drafts."""
 _COMMON: dict[str, Any] = {
     "hidden_size": _HIDDEN,
     "intermediate_size": _INNER,
@@ -45,7 +49,7 @@ _HEAD = _COMMON | {
     "architectures": ["LlamaForCausalLMEagle3"],
     "model_type": "llama",
     "num_hidden_layers": 1,
-    "draft_vocab_size": VOCAB // 2,
+    "draft_vocab_size": len(_KNOWN),
     "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": list(CAPTURED)},
 }
 Tensors = dict[str, torch.Tensor]
@@ -58,6 +62,7 @@ def target_tensors() -> Tensors:
         "model.norm.weight": _norm("norm"),
         "lm_head.weight": _matrix("head", VOCAB, _HIDDEN),
     }
+    tensors["lm_head.weight"] = _leaning(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
     for layer in range(LAYERS):
         prefix = f"model.layers.{layer}."
         tensors |= _layer(prefix, _HIDDEN) | {f"{prefix}input_layernorm.weight": _norm(f"{prefix}input")}
@@ -74,22 +79,35 @@ def draft_tensors(target: Tensors) -> Tensors:
     }
 
 
-def head_tensors() -> Tensors:
-    """An EAGLE-3 head with random weights, which knows every second token."""
+def head_tensors(target: Tensors) -> Tensors:
+    """An EAGLE-3 head that attends to the last token, by its embedding, and knows the successors of most tokens."""
     tensors = _layer("midlayer.", 2 * _HIDDEN)
+    seen = normal("seen", _KV_HEADS * _WIDTH, _HIDDEN, scale=_HIDDEN**-0.5)
+    group = _HEADS // _KV_HEADS
+    heads = seen.view(_KV_HEADS, 1, _WIDTH, _HIDDEN).expand(-1, group, -1, -1).reshape(-1, _HIDDEN)
+    for name, matrix in (("q", heads), ("k", seen), ("v", seen)):
+        tensors[f"midlayer.self_attn.{name}_proj.weight"] = torch.cat((matrix, torch.zeros_like(matrix)), dim=1)
+    tensors["midlayer.self_attn.o_proj.weight"] = heads.t().contiguous()
     tensors |= {f"midlayer.{name}.weight": _norm(name) for name in ("input_layernorm", "hidden_norm")}
-    tensors["fc.weight"] = _matrix("fc", _HIDDEN, len(CAPTURED) * _HIDDEN)
+    tensors["fc.weight"] = _matrix("fc", _HIDDEN, len(CAPTURED) * _HIDDEN) * 0.25
     tensors["norm.weight"] = _norm("head norm")
-    tensors["lm_head.weight"] = _matrix("head head", VOCAB // 2, _HIDDEN)
-    tensors["d2t"] = torch.arange(VOCAB // 2)
-    tensors["t2d"] = torch.arange(VOCAB) % 2 == 0
+    tensors["lm_head.weight"] = target["lm_head.weight"][_KNOWN]
+    tensors["d2t"] = torch.tensor(_KNOWN) - torch.arange(len(_KNOWN))
+    tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, torch.tensor(_KNOWN), True)
     return tensors
+
+
+def _leaning(head: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
+    """A vocabulary head that favours one successor of each token."""
+    successors = (torch.arange(VOCAB) * 5 + 7) % VOCAB
+    favour = torch.zeros_like(head).index_copy_(0, successors, embedding) * (_LEANING / _HIDDEN**0.5)
+    return (head + favour).to(torch.bfloat16).float()
 
 
 def write_checkpoints(folder: Path) -> dict[str, Tensors]:
     """Write `target`, `model` and `eagle3` below `folder`; returns their tensors, for a fingerprint."""
     target = target_tensors()
-    written = {"target": target, "model": draft_tensors(target), "eagle3": head_tensors()}
+    written = {"target": target, "model": draft_tensors(target), "eagle3": head_tensors(target)}
     for name, tensors in written.items():
         (folder / name).mkdir(parents=True)
         config = _HEAD if name == "eagle3" else _TARGET
