@@ -1,0 +1,1 @@
+"""Golden runs: what they hold, how damage shows, and which differences pass."""
