@@ -72,7 +72,8 @@ def _item(line: str, where: str, *, chat: bool) -> str | list[dict[str, Any]]:
 def run(args: argparse.Namespace) -> int:
     """Load, generate, print. Returns the exit status."""
     from ssd_ascend.core.sampling import SamplingParams
-    from ssd_ascend.llm import LLM  # not at the top: it brings torch, and --help should be instant
+    from ssd_ascend.engine.rank import follow  # not at the top: torch, and --help should be instant
+    from ssd_ascend.llm import LLM
 
     items = read_prompts(args)
     sampling = SamplingParams(
@@ -85,8 +86,11 @@ def run(args: argparse.Namespace) -> int:
         ignore_eos=args.ignore_eos,
         max_tokens=args.max_tokens,
     )
+    config = engine_config(args)
+    if follow(config):
+        return 0
     with bar("loading") as loaded:
-        llm = LLM(engine_config(args), progress=loaded)
+        llm = LLM(config, progress=loaded)
     total, done = len(items) * args.max_tokens, 0
     with llm, bar("generating", unit="of the tokens") as advance:
 

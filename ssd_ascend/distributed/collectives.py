@@ -78,7 +78,9 @@ class GroupCollectives:
     @staticmethod
     def abort() -> None:
         """Wake whoever waits for a rank that will never come; nothing works afterwards."""
-        distributed.distributed_c10d._abort_process_group()
+        group = distributed.group.WORLD
+        if group is not None:
+            distributed.distributed_c10d._abort_process_group(group)
 
     def close(self) -> None:
         """Give the group back; every rank calls it, or is gone."""

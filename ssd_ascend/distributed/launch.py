@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +31,7 @@ START_TIMEOUT_S: Final = 300.0
 _LOOPBACK: Final = "127.0.0.1"
 _GRACE_S: Final = 10.0
 _LAST_WORDS_S: Final = 3.0
+"""A broken collective may be seen before the broken line that explains it."""
 _MEETING: Final = "ssd_ascend/control"
 _STDERR: Final = 2
 _BOOT: Final = """
@@ -89,6 +90,17 @@ class Ranks:
         self.collectives = collectives
         self.leader = leader
         self._cleanup = cleanup
+
+    @contextlib.contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Inside, an error of a collective (a RuntimeError of whatever library) that comes of a lost rank says so."""
+        try:
+            yield
+        except RuntimeError as error:
+            lost = self.leader.lost(wait_s=_LAST_WORDS_S)
+            if lost is None:
+                raise
+            raise lost from error
 
     def close(self) -> None:
         """Tell the other ranks to leave, and see to it that those we started are gone."""

@@ -50,6 +50,7 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> E
         ranks = gather_ranks(config, backend, model_config)
         if ranks is not None:
             undo.callback(ranks.close)
+            undo.enter_context(ranks.explaining())
         device = backend.device(0)
         collectives = SingleRank() if ranks is None else ranks.collectives
         target = load_target(config, backend, device, collectives, capture_layers=capture, progress=progress)
@@ -169,7 +170,7 @@ def _target_side(
         grammars=facts.grammars(),
     )
     if config.speculation.enabled:
-        setup = kind.settle(setup, target.runner)
+        setup = kind.settle(setup, executor)
     return TargetSide(kind=kind, setup=setup, features=kv if capture else None)
 
 

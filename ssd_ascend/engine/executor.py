@@ -5,17 +5,20 @@ Rank 0 says what the step is, in one small message, before it builds its own bat
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Sequence as Rows
+from contextlib import AbstractContextManager, nullcontext
+
 from ssd_ascend import trace
-from ssd_ascend.core.batch import ModelOutput
+from ssd_ascend.core.batch import Mode, ModelOutput
 from ssd_ascend.core.plan import StepPlan
 from ssd_ascend.core.speculation import Speculation
 from ssd_ascend.distributed.launch import Ranks
 from ssd_ascend.engine.step_message import pack_step
-from ssd_ascend.runtime.inputs import build_batch, build_inputs, place_drafts, target_rows
+from ssd_ascend.runtime.inputs import Row, build_batch, place_drafts, target_rows
 from ssd_ascend.runtime.model_runner import ModelRunner
 
-_WAIT_S = 2.0
-"""A broken collective may be seen before the broken line that explains it."""
+_Context = Callable[[], AbstractContextManager[None]]
 
 
 class Executor:
@@ -23,24 +26,37 @@ class Executor:
 
     def __init__(self, runner: ModelRunner, ranks: Ranks | None = None) -> None:
         self.runner = runner
+        self.kv, self.block_size, self.device = runner.kv, runner.block_size, runner.device
         self._ranks = ranks
+        self._explaining: Callable[[], AbstractContextManager[None]] = (
+            nullcontext if ranks is None else ranks.explaining
+        )
 
     def forward(self, plan: StepPlan, speculation: Speculation) -> ModelOutput:
         """Prefill, decode and verify rows in one ragged batch; logits rows lie in the order of `plan.sampled`.
 
         Raises WorkerError when a rank is lost.
         """
-        if self._ranks is not None:
-            return self._lead(self._ranks, plan, speculation)
+        drafts = _on_host(speculation)
+        if drafts is not None:
+            return self.run(*target_rows(plan, drafts))
+        mode, rows = target_rows(plan, [[0] * n for n in speculation.num_tokens])
+        return self.run(mode, rows, drafts=speculation)
+
+    def run(self, mode: Mode, rows: Rows[Row], *, drafts: Speculation | None = None) -> ModelOutput:
+        """One forward of these rows on every rank. `drafts` replaces placeholders by tokens that the device has.
+
+        Raises WorkerError when a rank is lost.
+        """
         with trace.span("inputs"):
-            batch = build_inputs(
-                plan,
-                speculation,
-                block_size=self.runner.block_size,
-                device=self.runner.device,
-                staging=self.runner.graphs,
-            )
-        with trace.span("forward"):
+            if self._ranks is not None:
+                self._ranks.leader.post(pack_step(mode, rows, drafts_follow=drafts is not None))
+            batch = build_batch(mode, rows, block_size=self.block_size, device=self.device, staging=self.runner.graphs)
+            if drafts is not None:
+                place_drafts(batch.input_ids, drafts)
+        with trace.span("forward"), self._explaining():
+            if drafts is not None and self._ranks is not None:
+                self._ranks.collectives.broadcast(batch.input_ids)
             return self.runner.forward(batch)
 
     def check(self) -> None:
@@ -57,38 +73,13 @@ class Executor:
         if self._ranks is not None:
             self._ranks.close()
 
-    # -- several ranks ---------------------------------------------------------------------------------------------
-
-    def _lead(self, ranks: Ranks, plan: StepPlan, speculation: Speculation) -> ModelOutput:
-        with trace.span("inputs"):
-            drafts = _on_host(speculation)
-            follow = drafts is None
-            mode, rows = target_rows(plan, [[0] * n for n in speculation.num_tokens] if drafts is None else drafts)
-            ranks.leader.post(pack_step(mode, rows, drafts_follow=follow))
-            batch = build_batch(
-                mode,
-                rows,
-                block_size=self.runner.block_size,
-                device=self.runner.device,
-                staging=self.runner.graphs,
-            )
-        with trace.span("forward"):
-            try:
-                if follow:
-                    place_drafts(batch.input_ids, speculation)
-                    ranks.collectives.broadcast(batch.input_ids)
-                return self.runner.forward(batch)
-            except RuntimeError as error:  # how every collective library says that it lost somebody
-                if lost := ranks.leader.lost(wait_s=_WAIT_S):
-                    raise lost from error
-                raise
-
 
 def _on_host(speculation: Speculation) -> list[list[int]] | None:
     """The drafts of each row where the host has them, None where only the device does."""
-    tokens = speculation.tokens
+    tokens, known = speculation.tokens, speculation.host_tokens
     if speculation.is_empty or tokens is None:
         return [[] for _ in speculation.num_tokens]
-    if tokens.device.type != "cpu":
+    if known is None and tokens.device.type != "cpu":
         return None
-    return [row[:n] for row, n in zip(tokens.tolist(), speculation.num_tokens, strict=True)]
+    rows = tokens.tolist() if known is None else known
+    return [row[:n] for row, n in zip(rows, speculation.num_tokens, strict=True)]

@@ -100,24 +100,6 @@ def build_batch(
     )
 
 
-def build_inputs(
-    plan: StepPlan,
-    speculation: Speculation,
-    *,
-    block_size: int,
-    device: torch.device,
-    staging: Staging | None = None,
-) -> ForwardBatch:
-    """The target's batch of one step: decode rows with their drafts, then prefill chunks."""
-    counts, known = speculation.num_tokens, speculation.host_tokens
-    drafts = [[0] * n for n in counts] if known is None else [row[:n] for row, n in zip(known, counts, strict=True)]
-    mode, rows = target_rows(plan, drafts)
-    batch = build_batch(mode, rows, block_size=block_size, device=device, staging=staging)
-    if known is None and not speculation.is_empty:
-        place_drafts(batch.input_ids, speculation)
-    return batch
-
-
 def target_rows(plan: StepPlan, drafts: Rows[Rows[int]]) -> tuple[Mode, list[Row]]:
     """The rows of one step; `drafts` of each decode row, or as many placeholders."""
     rows = [

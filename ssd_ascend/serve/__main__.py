@@ -32,6 +32,11 @@ def main(argv: Sequence[str] | None = None, *, engine_command: Sequence[str] | N
     args = build_parser().parse_args(argv)
     try:
         config = engine_config(args)
+        if config.tensor_parallel > 1:
+            from ssd_ascend.engine.rank import follow  # torch: only who may be one of several ranks needs it here
+
+            if follow(config):
+                return 0
         try:
             from ssd_ascend.engine.async_engine import ENGINE_COMMAND
             from ssd_ascend.serve.server import ServerConfig, run_server

@@ -19,7 +19,7 @@ from ssd_ascend.layers.context import BuildContext
 from ssd_ascend.log import fields, get_logger
 from ssd_ascend.runtime.inputs import Row, build_batch
 from ssd_ascend.runtime.model_runner import ModelRunner
-from ssd_ascend.speculation.setup import DraftSetup
+from ssd_ascend.speculation.setup import DraftSetup, TargetRunner
 from ssd_ascend.weights.eagle3 import read_eagle3_config
 from ssd_ascend.weights.loader import read_config
 
@@ -40,7 +40,7 @@ class Text(NamedTuple):
     best: torch.Tensor
 
 
-def choose_rope(setup: DraftSetup, target: ModelRunner, load: LoadHead) -> str:
+def choose_rope(setup: DraftSetup, target: TargetRunner, load: LoadHead) -> str:
     """The rule under which the head foresees more of the target's tokens: "draft" (also in a tie) or "target"."""
     path: Path = setup.required_path()
     config = read_config(setup.target.path)
@@ -55,7 +55,7 @@ def choose_rope(setup: DraftSetup, target: ModelRunner, load: LoadHead) -> str:
 
 
 @torch.inference_mode()
-def write_text(target: ModelRunner, count: int, first: int) -> Text:
+def write_text(target: TargetRunner, count: int, first: int) -> Text:
     """`count` tokens sampled from the target, seeded. Uses the front of its KV cache, which nobody owns yet."""
     size = target.block_size
     count = min(count, (target.kv.num_blocks - 1) * size)
@@ -63,8 +63,7 @@ def write_text(target: ModelRunner, count: int, first: int) -> Text:
     generator = torch.Generator().manual_seed(0)
     tokens, best = [first], []
     for place in range(count):
-        batch = build_batch(Mode.DECODE, [Row([tokens[-1]], place, table, 1)], block_size=size, device=target.device)
-        logits = target.forward(batch).logits[0].float().cpu()
+        logits = target.run(Mode.DECODE, [Row([tokens[-1]], place, table, 1)]).logits[0].float().cpu()
         best.append(int(logits.argmax()))
         tokens.append(int(torch.multinomial(torch.softmax(logits, -1), 1, generator=generator)))
     return Text(tokens[:count], target.kv.read_features(table, 0, count), torch.tensor(best))

@@ -22,7 +22,7 @@ from ssd_ascend.runtime.model_runner import ModelRunner
 from ssd_ascend.speculation.base import Drafter, DraftSequence
 from ssd_ascend.speculation.drafters.paged import PagedDrafter
 from ssd_ascend.speculation.rope_choice import choose_rope
-from ssd_ascend.speculation.setup import DrafterKind, DraftSetup
+from ssd_ascend.speculation.setup import DrafterKind, DraftSetup, TargetRunner
 from ssd_ascend.weights.eagle3 import load_eagle3, read_eagle3_config
 from ssd_ascend.weights.loader import read_config
 
@@ -85,7 +85,7 @@ def _load(setup: DraftSetup, size: CacheSize) -> tuple[Eagle3Head, ModelRunner, 
     return head, ModelRunner(head, kv, ctx.attention, setup.device), ctx
 
 
-def settle(setup: DraftSetup, target: ModelRunner) -> DraftSetup:
+def settle(setup: DraftSetup, target: TargetRunner) -> DraftSetup:
     """Decide on a rope that was left to measurement."""
     if setup.config.draft_rope != "auto":
         return setup

@@ -1,0 +1,135 @@
+"""Several ranks say what one says, token for token, with every way to speculate; and a lost rank is an error, no hang.
+
+The ranks are processes, over gloo. Each engine takes seconds to gather them, so one serves many prompts.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssd_ascend.config.engine import EngineConfig
+from ssd_ascend.core.batch import Mode
+from ssd_ascend.core.request import EngineRequest
+from ssd_ascend.engine.engine import Engine
+from ssd_ascend.engine.gather import from_plain, to_plain
+from ssd_ascend.engine.step_message import pack_step, unpack_step
+from ssd_ascend.errors import ConfigError, TransportError, WorkerError
+from ssd_ascend.runtime.inputs import Row
+from tests.engine.harness import drive, greedy, make_engine, prompts_of, run, speculation
+
+PROMPTS = prompts_of([1, 5, 17, 33, 16])
+
+
+def rank_pids(engine: Engine) -> list[int]:
+    """The processes of ranks 1, 2, ..."""
+    us = os.getpid()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                line = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if int(fields[1]) == us and fields[0] != "Z" and b"import_module" in line:
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+def steps(engine: Engine, count: int) -> None:
+    for _ in range(count):
+        engine.step()
+
+
+@pytest.mark.parametrize(
+    ("family", "size"), [("qwen3", 4), *(pytest.param("llama", size, marks=pytest.mark.slow) for size in (2, 4))]
+)
+def test_tokens_are_those_of_one_rank(pairs: dict[str, Path], family: str, size: int) -> None:
+    """4 ranks share 2 key-value heads. Prompts in chunks, mixed with decoding rows."""
+    alone = run(pairs[family], PROMPTS, greedy(12), max_batched_tokens=24, max_num_seqs=4)
+    engine = make_engine(pairs[family], tensor_parallel=size, max_batched_tokens=24, max_num_seqs=4)
+    try:
+        assert len(rank_pids(engine)) == size - 1
+        assert drive(engine, PROMPTS, greedy(12)).tokens == alone.tokens
+    finally:
+        engine.close()
+    assert rank_pids(engine) == []
+
+
+@pytest.mark.parametrize(
+    ("speculator", "options"),
+    [
+        ("sd", {"drafter": "eagle3", "draft_rope": "auto"}),
+        ("ssd", {"drafter": "model", "worker": "process"}),
+        pytest.param("ssd", {"drafter": "eagle3"}, marks=pytest.mark.slow),
+    ],
+    ids=["sd-eagle3", "ssd-model-process", "ssd-eagle3"],
+)
+def test_speculation_over_two_ranks(pair: Path, speculator: str, options: dict[str, Any]) -> None:
+    """Features are whole on rank 0, drafts reach every rank, acceptance is that of one rank."""
+    config = speculation(pair, speculator, **options)
+    plain = run(pair, PROMPTS, greedy(16))
+    shared = run(pair, PROMPTS, greedy(16), config, tensor_parallel=2)
+    assert shared.tokens == plain.tokens
+    assert shared.stats.speculation.drafted > 0
+    if speculator == "sd":  # what the other drafts depends on time
+        alone = run(pair, PROMPTS, greedy(16), config)
+        assert shared.stats.speculation.accepted == alone.stats.speculation.accepted
+
+
+def test_a_killed_rank_is_named_and_nothing_hangs(pair: Path) -> None:
+    engine = make_engine(pair, tensor_parallel=2)
+    try:
+        engine.submit(EngineRequest(id=0, prompt_token_ids=[3, 4, 5], sampling=greedy(400)))
+        engine.step()
+        (pid,) = rank_pids(engine)
+        os.kill(pid, signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(WorkerError, match=rf"rank 1 \(process {pid}\) was killed by SIGKILL"):
+            steps(engine, 400)
+        assert time.monotonic() - began < 20.0
+        assert "rank 1" in str(engine.health())
+    finally:
+        engine.close()
+    assert rank_pids(engine) == []
+
+
+def test_a_rank_that_cannot_load_says_why(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the other rank fails: rank 0, which waits for it in a collective, gets its sentence."""
+    from ssd_ascend.engine import gather
+
+    def spoiled(config: EngineConfig) -> dict[str, Any]:
+        return {**to_plain(config), "max_model_len": 4096}
+
+    monkeypatch.setattr(gather, "to_plain", spoiled)
+    with pytest.raises(WorkerError, match="rank 1 failed: max_model_len is 4096, but the model was made for 512"):
+        make_engine(pair, tensor_parallel=2)
+
+
+@pytest.mark.parametrize(("size", "why"), [(3, "heads is 4, which 3 ranks"), (8, "heads is 4, which 8 ranks")])
+def test_sizes_that_do_not_divide_start_nothing(pair: Path, size: int, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        make_engine(pair, tensor_parallel=size)
+
+
+def test_a_step_survives_its_message() -> None:
+    rows = [Row([7, 8, 9], 4, [3, 1], 3), Row([5], 0, [2], 0), Row([6], 31, [9, 8], 1)]
+    step = unpack_step(pack_step(Mode.VERIFY, rows, drafts_follow=True))
+    assert step.mode is Mode.VERIFY
+    assert step.drafts_follow
+    assert [Row(list(r.tokens), r.start, r.block_table, r.num_logits) for r in step.rows] == rows
+    with pytest.raises(TransportError):
+        unpack_step(pack_step(Mode.DECODE, rows, drafts_follow=False)[:-1])
+
+
+def test_a_configuration_survives_json(pair: Path) -> None:
+    config = EngineConfig(model="m", speculation=speculation(pair, "ssd", fan_out=(4, 0, 1, 0, 3)))
+    plain = to_plain(config)
+    plain["speculation"]["fan_out"] = list(plain["speculation"]["fan_out"])
+    assert from_plain(plain) == config
