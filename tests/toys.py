@@ -66,6 +66,18 @@ def qwen3_config(**changes: Any) -> dict[str, Any]:
     return llama_config(**{**family, "tie_word_embeddings": True, **changes})
 
 
+def qwen2_config(**changes: Any) -> dict[str, Any]:
+    """A `config.json` of a qwen2, which does not mention the biases on its queries, keys and values."""
+    family = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "rope_theta": 1e6,
+        "use_sliding_window": False,
+    }
+    config = llama_config(**{**family, **changes})
+    return {key: value for key, value in config.items() if key not in ("attention_bias", "mlp_bias")}
+
+
 def causal_lm_tensors(config: Mapping[str, Any], *, seed: int = 0) -> Tensors:
     """Random float32 weights under HF names."""
     random = torch.Generator().manual_seed(seed)
@@ -80,6 +92,11 @@ def causal_lm_tensors(config: Mapping[str, Any], *, seed: int = 0) -> Tensors:
         prefix = f"model.layers.{layer}."
         tensors |= _layer(prefix, config, hidden, random)
         tensors[f"{prefix}input_layernorm.weight"] = _norm(hidden, random)
+        if config["model_type"] == "qwen2":
+            rows = (config["num_attention_heads"], config["num_key_value_heads"], config["num_key_value_heads"])
+            for name, heads in zip(("q_proj", "k_proj", "v_proj"), rows, strict=True):
+                bias = torch.randn(heads * head_dim_of(config), generator=random)
+                tensors[f"{prefix}self_attn.{name}.bias"] = bias
         if config["model_type"] == "qwen3":
             for name in ("q_norm", "k_norm"):
                 tensors[f"{prefix}self_attn.{name}.weight"] = _norm(head_dim_of(config), random)
@@ -134,9 +151,7 @@ def write_gguf(
     for key, value in metadata.items():
         add = writer.add_string if isinstance(value, str) else writer.add_float32
         add(f"{family}.{key.replace('__', '.')}", value)
-    names = gguf.get_tensor_name_map(
-        {"llama": gguf.MODEL_ARCH.LLAMA, "qwen3": gguf.MODEL_ARCH.QWEN3}[family], config["num_hidden_layers"]
-    )
+    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, family.upper()), config["num_hidden_layers"])
     for name, tensor in tensors.items():
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
         if family == "llama" and heads is not None:

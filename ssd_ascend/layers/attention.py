@@ -32,7 +32,8 @@ def attention_spec(
 class Attention(nn.Module):
     """[T, input_size] -> [T, H]. `q_norm` and `k_norm` act per head before the rotation, where a family has them.
 
-    `input_size` differs from the hidden size in EAGLE-3 heads only, which read two vectors a token.
+    `input_size` differs from the hidden size in EAGLE-3 heads only, which read two vectors a token; `output_bias` from
+    the config's `attention_bias` in families that have a bias on one side only.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Attention(nn.Module):
         input_size: int | None = None,
         q_norm: RMSNorm | None = None,
         k_norm: RMSNorm | None = None,
+        output_bias: bool | None = None,
     ) -> None:
         super().__init__()
         head_dim, heads, kv_heads = config.head_dim, config.num_heads, config.num_kv_heads
@@ -65,7 +67,9 @@ class Attention(nn.Module):
             ],
             bias=config.attention_bias,
         )
-        self.o_proj = RowLinear(ctx, heads * head_dim, q_rows, config.hidden_size, bias=config.attention_bias)
+        if output_bias is None:
+            output_bias = config.attention_bias
+        self.o_proj = RowLinear(ctx, heads * head_dim, q_rows, config.hidden_size, bias=output_bias)
         self.q_norm = q_norm
         self.k_norm = k_norm
         # asked once: looking through a protocol takes longer than a small operator

