@@ -49,8 +49,11 @@ class ModelOutput:
 
     logits: float32 [R, V]. hidden: the recyclable last hidden state of those R rows, pre-norm [R,
     H], or None when the architecture gives none. features: captured hidden states of all T tokens, [T, n*H], or None.
+    greedy: None, or int64 [R, 2] from a captured step: the arg-max of each row of logits, -1 where it is no finite
+    number, and the token fed there. All that a greedy step is judged by, ready for one copy to the host.
     """
 
     logits: torch.Tensor
     hidden: torch.Tensor | None = None
     features: torch.Tensor | None = None
+    greedy: torch.Tensor | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Rows
 
+import numpy as np
 import torch
 
 from ssd_ascend.backends.base import AttentionBackend
@@ -34,7 +35,8 @@ class KVCache:
         self.layers: tuple[torch.Tensor, ...] = tuple(self.tensor.unbind(0))
         self.features: torch.Tensor | None = None
         if feature_width:
-            self.features = torch.zeros((num_blocks * block_size, feature_width), dtype=dtype, device=device)
+            # one row more than there are slots, for padding
+            self.features = torch.zeros((num_blocks * block_size + 1, feature_width), dtype=dtype, device=device)
 
     @property
     def num_bytes(self) -> int:
@@ -43,17 +45,23 @@ class KVCache:
         return held + (0 if self.features is None else self.features.numel() * self.features.element_size())
 
     def store_features(self, slots: torch.Tensor, features: torch.Tensor) -> None:
-        """Keep features [T, F] of the tokens at `slots` [T] (no padding among them)."""
+        """Keep features [T, F] of the tokens at `slots` [T]; those of padding (slot -1) go where nobody looks."""
         assert self.features is not None
-        self.features.index_copy_(0, slots, features.to(self.features.dtype))
+        places = torch.where(slots < 0, self.features.shape[0] - 1, slots)
+        self.features.index_copy_(0, places, features.to(self.features.dtype))
 
     def read_features(self, block_table: Rows[int], start: int, end: int) -> torch.Tensor:
         """Features of positions [start, end) of the sequence with this block table: [end - start, F]."""
         assert self.features is not None
-        size = self.block_size
-        table = torch.tensor(block_table[start // size : (end + size - 1) // size], dtype=torch.int64)
-        slots = (table[:, None] * size + torch.arange(size)).reshape(-1)[start % size :][: end - start]
+        slots = torch.from_numpy(self.slots(block_table, start, end))
         return self.features.index_select(0, slots.to(self.features.device))
+
+    def slots(self, block_table: Rows[int], start: int, end: int) -> np.ndarray:
+        """Where the tokens at positions [start, end) of this block table are kept: int64 [end - start], on the host."""
+        size = self.block_size
+        table = np.asarray(block_table[start // size : (end + size - 1) // size], np.int64)
+        slots: np.ndarray = (table[:, None] * size + np.arange(size)).reshape(-1)[start % size :][: end - start]
+        return slots
 
     def copy_blocks(self, pairs: Rows[tuple[int, int]]) -> None:
         """Copy whole blocks (from, to) in every layer: what a fork does with a block it shares only in part."""

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from ssd_ascend.backends.base import AttentionBackend, Backend, Graph
@@ -19,11 +18,11 @@ from ssd_ascend.core.attention import AttentionMetadata
 from ssd_ascend.core.batch import ForwardBatch, Mode, ModelOutput
 from ssd_ascend.log import get_logger
 from ssd_ascend.runtime.inputs import Row
+from ssd_ascend.runtime.pack import Pack
+from ssd_ascend.runtime.static import row_fields, static_batch, write_rows
 
 _log = get_logger(__name__)
 _ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-_STAGES = 2
-"""Host buffers a bucket: one is filled while the other's copy may still be under way."""
 
 Forward = Callable[[ForwardBatch], ModelOutput]
 
@@ -50,45 +49,22 @@ def make_buckets(max_rows: int, lookahead: int) -> list[Bucket]:
 
 
 class _Buffers:
-    """One bucket's static inputs: a packed device buffer, views of it as a batch, and the host's side of it."""
+    """One bucket's static inputs: numbers that a step sends in one copy, and features where the model reads them."""
 
-    def __init__(self, bucket: Bucket, block_size: int, max_len: int, device: torch.device) -> None:
+    def __init__(
+        self, bucket: Bucket, block_size: int, max_len: int, device: torch.device, features: torch.Tensor | None
+    ) -> None:
         self.bucket = bucket
-        tokens, rows, width = bucket.tokens, bucket.rows, -(-max_len // block_size)
-        shorts = (rows + 1) + rows + rows * width
-        self._words = torch.zeros(3 * tokens + (shorts + 1) // 2, dtype=torch.int64, device=device)
-        pinned = device.type != "cpu"
-        hosts = [torch.zeros(self._words.shape, dtype=torch.int64, pin_memory=pinned) for _ in range(_STAGES)]
-        self._hosts = [(host, _Views(host.numpy(), tokens, rows, width, block_size)) for host in hosts]
-        self._sent = [torch.Event(device=device) if pinned else None for _ in range(_STAGES)]
-        self._turn = 0
-        short = self._words[3 * tokens :].view(torch.int32)
-        self.batch = ForwardBatch(
-            mode=bucket.mode,
-            input_ids=self._words[:tokens],
-            positions=self._words[tokens : 2 * tokens],
-            attention=AttentionMetadata(
-                query_lens_host=[bucket.per_row] * rows,
-                kv_lens_host=[max_len] * rows,
-                query_start=short[: rows + 1],
-                kv_lens=short[rows + 1 : 2 * rows + 1],
-                block_table=short[2 * rows + 1 : 2 * rows + 1 + rows * width].view(rows, width),
-                slot_mapping=self._words[2 * tokens : 3 * tokens],
-            ),
-        )
-        self._words[2 * tokens : 3 * tokens].fill_(-1)
+        self._block_size = block_size
+        self._pack = Pack(row_fields(bucket.rows, bucket.tokens, max_len, block_size), device)
+        batch = static_batch(self._pack, bucket.mode, per_row=bucket.per_row, max_len=max_len)
+        hidden = None if features is None else features.new_zeros(bucket.tokens, features.shape[-1])
+        self.batch = ForwardBatch(batch.mode, batch.input_ids, batch.positions, batch.attention, hidden)
 
     def fill(self, mode: Mode, rows: Rows[Row], lengths: list[int]) -> ForwardBatch:
         """Send a batch; the returned one has its host lengths and this bucket's (larger) device tensors."""
-        self._turn = (self._turn + 1) % _STAGES
-        staged, views = self._hosts[self._turn]
-        event = self._sent[self._turn]
-        if event is not None:
-            event.synchronize()
-        views.write(rows, lengths)
-        self._words.copy_(staged, non_blocking=True)
-        if event is not None:
-            event.record()
+        write_rows(self._pack.next(), rows, lengths, self._block_size)
+        self._pack.send()
         device = self.batch.attention
         meta = AttentionMetadata(
             query_lens_host=lengths,
@@ -98,46 +74,7 @@ class _Buffers:
             block_table=device.block_table,
             slot_mapping=device.slot_mapping,
         )
-        return ForwardBatch(mode, self.batch.input_ids, self.batch.positions, meta)
-
-
-class _Views:
-    """A host buffer, cut as the device's, and what its block table holds already."""
-
-    def __init__(self, words: np.ndarray, tokens: int, rows: int, width: int, block_size: int) -> None:
-        short = words[3 * tokens :].view(np.int32)
-        self.ids, self.positions, self.slots = words[: 3 * tokens].reshape(3, tokens)
-        self.query_start, self.kv_lens = short[: rows + 1], short[rows + 1 : 2 * rows + 1]
-        self.table = short[2 * rows + 1 : 2 * rows + 1 + rows * width].reshape(rows, width)
-        self._written: list[list[int]] = [[] for _ in range(rows)]
-        self._block_size = block_size
-        self._ramp = np.arange(max(tokens, rows) + 1)
-
-    def write(self, rows: Rows[Row], lengths: list[int]) -> None:
-        """Fill in a batch. Stale numbers stay only where nothing reads them: ids and positions of padding."""
-        count, total = len(rows), sum(lengths)
-        for i, row in enumerate(rows):
-            if row.block_table != self._written[i]:
-                self._written[i] = list(row.block_table)
-                self.table[i, : len(row.block_table)] = row.block_table
-        starts = np.array([row.start for row in rows])
-        per_row, token = lengths[0], self._ramp[:total]
-        first: np.ndarray
-        if lengths.count(per_row) == count:
-            owner, first = token // per_row, self._ramp[:count] * per_row
-        else:
-            first = np.cumsum(lengths) - lengths
-            owner = np.repeat(self._ramp[:count], lengths)
-        place = starts[owner] + token - first[owner]
-        self.ids[:total] = [token for row in rows for token in row.tokens]
-        self.positions[:total] = place
-        block, inside = np.divmod(place, self._block_size)
-        self.slots[:total] = self.table[owner, block].astype(np.int64) * self._block_size + inside
-        self.slots[total:] = -1
-        self.query_start[:count] = first
-        self.query_start[count:] = total
-        self.kv_lens[:count] = starts + lengths
-        self.kv_lens[count:] = 0
+        return ForwardBatch(mode, self.batch.input_ids, self.batch.positions, meta, self.batch.hidden_states)
 
 
 class _Captured(NamedTuple):
@@ -147,14 +84,24 @@ class _Captured(NamedTuple):
     """The one that the captured forward made."""
 
 
+class _Staged(NamedTuple):
+    """A batch in its bucket's buffers, and the packed rows whose logits it wants (None: all)."""
+
+    batch: ForwardBatch
+    captured: _Captured
+    wanted: list[int] | None
+
+
 class GraphRunner:
     """The captured forwards of one model. Outputs of a replay hold until the next replay of the same bucket."""
 
-    def __init__(self, forward: Forward, attention: AttentionBackend) -> None:
+    def __init__(self, forward: Forward, attention: AttentionBackend, features: torch.Tensor | None = None) -> None:
+        """`features`: any tensor of the width and dtype of what the model reads beside its tokens, None if nothing."""
         self._forward = forward
         self._attention = attention
+        self._features = features
         self._captured: list[_Captured] = []
-        self._staged: tuple[ForwardBatch, _Captured] | None = None
+        self._staged: _Staged | None = None
 
     @property
     def buckets(self) -> list[Bucket]:
@@ -171,7 +118,7 @@ class GraphRunner:
         began, free = time.monotonic(), backend.memory(device).free
         failed: list[Bucket] = []
         for bucket in buckets:
-            buffers = _Buffers(bucket, block_size, max_len, device)
+            buffers = _Buffers(bucket, block_size, max_len, device, self._features)
             outputs: list[ModelOutput] = []
 
             @torch.inference_mode()
@@ -181,7 +128,7 @@ class GraphRunner:
             try:
                 graph = graphs.capture(step)
             except RuntimeError as error:
-                _log.warning("no graph for %d rows of %d tokens (%s): they run eagerly", *bucket[1:], _brief(error))
+                _log.warning("no graph for %d rows of %d tokens (%s): they run eagerly", *bucket[1:], brief(error))
                 failed.append(bucket)
                 continue
             self._captured.insert(0, _Captured(buffers, graph, outputs))
@@ -192,40 +139,71 @@ class GraphRunner:
             len(self._captured), time.monotonic() - began, (free - backend.memory(device).free) / 1e9, len(failed),
         )  # fmt: skip
 
-    def stage(self, mode: Mode, rows: Rows[Row]) -> ForwardBatch | None:
-        """Send a batch into the smallest bucket that holds it; None when none does."""
+    def stage(
+        self,
+        mode: Mode,
+        rows: Rows[Row],
+        hidden_states: torch.Tensor | None = None,
+        input_ids: torch.Tensor | None = None,
+    ) -> ForwardBatch | None:
+        """Send a batch into the smallest bucket that holds it; None when none does.
+
+        Any bucket will do for any kind of rows, but prompts, whose last forwards would otherwise look like drafts.
+        """
         lengths = [len(row.tokens) for row in rows]
         longest, blocks = max(lengths), max(len(row.block_table) for row in rows)
+        if mode is Mode.PREFILL or (hidden_states is None) != (self._features is None):
+            return None
         for captured in self._captured:
             bucket, table = captured.buffers.bucket, captured.buffers.batch.attention.block_table
-            if bucket.mode is not mode or bucket.rows < len(rows) or bucket.per_row < longest:
+            if bucket.rows < len(rows) or bucket.per_row < longest:
                 continue
-            if blocks > table.shape[1] or any(row.num_logits != n for row, n in zip(rows, lengths, strict=True)):
+            if blocks > table.shape[1]:
                 return None
             batch = captured.buffers.fill(mode, rows, lengths)
-            self._staged = (batch, captured)
+            if input_ids is not None:
+                batch.input_ids[: input_ids.shape[0]].copy_(input_ids)
+            if hidden_states is not None and batch.hidden_states is not None:
+                batch.hidden_states[: hidden_states.shape[0]].copy_(hidden_states)
+            self._staged = _Staged(batch, captured, _wanted(rows, lengths))
             return batch
         return None
 
     def captured(self, batch: ForwardBatch) -> Graph | None:
         """The graph that a freshly staged batch will replay."""
-        return self._staged[1].graph if self._staged is not None and self._staged[0] is batch else None
+        return self._staged.captured.graph if self._staged is not None and self._staged.batch is batch else None
 
     def replay(self, batch: ForwardBatch) -> ModelOutput | None:
         """The output of a batch that `stage` made, without its padding; None for any other batch."""
-        if self._staged is None or self._staged[0] is not batch:
+        if self._staged is None or self._staged.batch is not batch:
             return None
-        captured, self._staged = self._staged[1], None
+        (_, captured, wanted), self._staged = self._staged, None
         self._attention.replan(batch.attention, captured.buffers.bucket.tokens)
         captured.graph.replay()
         tokens, output = sum(batch.attention.query_lens_host), captured.outputs[0]
-        return ModelOutput(
-            output.logits[:tokens],
-            None if output.hidden is None else output.hidden[:tokens],
-            None if output.features is None else output.features[:tokens],
-        )
+        features = None if output.features is None else output.features[:tokens]
+        if wanted is None:
+            hidden = None if output.hidden is None else output.hidden[:tokens]
+            greedy = None if output.greedy is None else output.greedy[:tokens]
+            return ModelOutput(output.logits[:tokens], hidden, features, greedy)
+        index = torch.tensor(wanted, dtype=torch.int64).to(output.logits.device, non_blocking=True)
+        hidden = None if output.hidden is None else output.hidden.index_select(0, index)
+        greedy = None if output.greedy is None else output.greedy.index_select(0, index)
+        return ModelOutput(output.logits.index_select(0, index), hidden, features, greedy)
 
 
-def _brief(error: RuntimeError) -> str:
+def _wanted(rows: Rows[Row], lengths: list[int]) -> list[int] | None:
+    """The packed rows whose logits are asked for; None when all are."""
+    if all(row.num_logits == n for row, n in zip(rows, lengths, strict=True)):
+        return None
+    wanted: list[int] = []
+    end = 0
+    for row, length in zip(rows, lengths, strict=True):
+        end += length
+        wanted += range(end - row.num_logits, end)
+    return wanted
+
+
+def brief(error: RuntimeError) -> str:
     """The first line of an error that may hold a page."""
     return str(error).partition("\n")[0]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 
-from ssd_ascend.backends.base import AttentionBackend, Backend
+from ssd_ascend.backends.base import AttentionBackend, Backend, ChoosingOps
 from ssd_ascend.core.batch import ForwardBatch, ModelOutput
 from ssd_ascend.kv.cache import KVCache
 from ssd_ascend.runtime.graphs import GraphRunner, make_buckets
+from ssd_ascend.runtime.sampler import top_tokens
+
+Chooser = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Logits [R, V] -> the arg-max of each row, int64 [R], and its value [R]; see `sampler.top_tokens`."""
 
 
 class Model(Protocol):
@@ -30,11 +36,23 @@ class ModelRunner:
         self.device = device
         self.graphs: GraphRunner | None = None
 
-    def capture_graphs(self, backend: Backend, *, max_rows: int, lookahead: int, max_len: int) -> None:
-        """Capture decode steps of up to `max_rows` rows, and verify steps of `lookahead` drafts where that is not 0."""
+    def capture_graphs(
+        self,
+        backend: Backend,
+        *,
+        max_rows: int,
+        lookahead: int,
+        max_len: int,
+        features: torch.Tensor | None = None,
+    ) -> None:
+        """Capture decode steps of up to `max_rows` rows, and verify steps of `lookahead` drafts where that is not 0.
+
+        `features`: see `GraphRunner`.
+        """
         if not backend.capabilities.graphs:
             return
-        self.graphs = GraphRunner(self._run, self.attention)
+        choose = chooser(backend)
+        self.graphs = GraphRunner(lambda batch: self._judged(batch, choose), self.attention, features)
         self.graphs.capture(
             backend, self.device, make_buckets(max_rows, lookahead), block_size=self.block_size, max_len=max_len
         )
@@ -48,13 +66,24 @@ class ModelRunner:
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         """Run the batch; captured features are kept beside the KV entries of their tokens."""
         output = self.graphs.replay(batch) if self.graphs is not None else None
-        if output is None:
-            output = self._run(batch)
+        return self.run(batch) if output is None else output
+
+    def run(self, batch: ForwardBatch) -> ModelOutput:
+        """The forward itself, launch by launch; what a graph captures. Call it in inference mode."""
+        self.attention.plan(batch.attention)
+        output = self.model(batch, self.kv.layers)
         if output.features is not None and self.kv.features is not None:
-            slots = batch.attention.slot_mapping[: output.features.shape[0]]
-            self.kv.store_features(slots, output.features)
+            self.kv.store_features(batch.attention.slot_mapping, output.features)
         return output
 
-    def _run(self, batch: ForwardBatch) -> ModelOutput:
-        self.attention.plan(batch.attention)
-        return self.model(batch, self.kv.layers)
+    def _judged(self, batch: ForwardBatch, choose: Chooser) -> ModelOutput:
+        """The forward, and what greedy requests want to know of it."""
+        output = self.run(batch)
+        token, value = choose(output.logits)
+        greedy = torch.stack((torch.where(torch.isfinite(value), token, -1), batch.input_ids), dim=1)
+        return replace(output, greedy=greedy)
+
+
+def chooser(backend: Backend) -> Chooser:
+    """How this device finds the arg-max of logits."""
+    return backend.ops.top_tokens if isinstance(backend.ops, ChoosingOps) else top_tokens

@@ -1,0 +1,121 @@
+"""The rows of a captured step as arrays of a `Pack`: what `inputs.build_batch` makes anew, written over static memory.
+
+`graphs.py` uses it for single steps; drafters add to it what their captured chains need (`ahead`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+import numpy as np
+import torch
+
+from ssd_ascend.core.attention import AttentionMetadata
+from ssd_ascend.core.batch import ForwardBatch, Mode
+from ssd_ascend.runtime.inputs import Row
+from ssd_ascend.runtime.pack import Field, Pack, Stage, write
+
+_INT = torch.int32
+
+
+def row_fields(rows: int, tokens: int, max_len: int, block_size: int) -> dict[str, Field]:
+    """Arrays of a batch of up to `rows` rows and `tokens` tokens in all. A padded token has the slot -1."""
+    return {
+        "ids": Field((tokens,)),
+        "positions": Field((tokens,)),
+        "slots": Field((tokens,), initial=-1),
+        "query_start": Field((rows + 1,), _INT),
+        "kv_lens": Field((rows,), _INT),
+        "table": Field((rows, -(-max_len // block_size)), _INT),
+    }
+
+
+def ahead_fields(rows: int, steps: int) -> dict[str, Field]:
+    """Arrays of `steps` further steps of one token a row."""
+    return {
+        "ahead_positions": Field((steps, rows)),
+        "ahead_slots": Field((steps, rows), initial=-1),
+        "ahead_kv_lens": Field((steps, rows), _INT),
+        "ahead_start": Field((rows + 1,), _INT),
+    }
+
+
+def static_batch(pack: Pack, mode: Mode, *, per_row: int, max_len: int) -> ForwardBatch:
+    """The batch a step is captured with: host lengths are the most that a replay may bring."""
+    arrays = pack.device
+    rows = arrays["kv_lens"].shape[0]
+    meta = AttentionMetadata(
+        query_lens_host=[per_row] * rows,
+        kv_lens_host=[max_len] * rows,
+        query_start=arrays["query_start"],
+        kv_lens=arrays["kv_lens"],
+        block_table=arrays["table"],
+        slot_mapping=arrays["slots"],
+    )
+    return ForwardBatch(mode, arrays["ids"], arrays["positions"], meta)
+
+
+def ahead_batch(
+    pack: Pack, step: int, tokens: torch.Tensor, hidden: torch.Tensor | None, *, max_len: int
+) -> ForwardBatch:
+    """Step `step` of those ahead: one token a row, `tokens` int64 [rows]."""
+    arrays = pack.device
+    rows = arrays["kv_lens"].shape[0]
+    meta = AttentionMetadata(
+        query_lens_host=[1] * rows,
+        kv_lens_host=[max_len] * rows,
+        query_start=arrays["ahead_start"],
+        kv_lens=arrays["ahead_kv_lens"][step],
+        block_table=arrays["table"],
+        slot_mapping=arrays["ahead_slots"][step],
+    )
+    return ForwardBatch(Mode.DECODE, tokens, arrays["ahead_positions"][step], meta, hidden_states=hidden)
+
+
+def write_tables(stage: Stage, tables: Rows[Rows[int]]) -> None:
+    """Block tables, written where they changed since this buffer was last used."""
+    table, known = stage.arrays["table"], stage.tables
+    known += [[] for _ in range(len(tables) - len(known))]
+    for i, blocks in enumerate(tables):
+        if blocks != known[i]:
+            known[i] = list(blocks)
+            table[i, : len(blocks)] = blocks
+
+
+def write_rows(stage: Stage, rows: Rows[Row], lengths: list[int], block_size: int) -> None:
+    """Fill in a batch. Stale numbers stay only where nothing reads them: ids and positions of padding."""
+    write_tables(stage, [row.block_table for row in rows])
+    arrays = stage.arrays
+    count, total = len(rows), sum(lengths)
+    starts = np.array([row.start for row in rows])
+    per_row, token = lengths[0], np.arange(total)
+    first: np.ndarray
+    if lengths.count(per_row) == count:
+        owner, first = token // per_row, np.arange(count) * per_row
+    else:
+        first = np.cumsum(lengths) - lengths
+        owner = np.repeat(np.arange(count), lengths)
+    place = starts[owner] + token - first[owner]
+    arrays["ids"][:total] = [token for row in rows for token in row.tokens]
+    arrays["positions"][:total] = place
+    write(arrays["slots"], _slots(arrays["table"], owner, place, block_size), rest=-1)
+    write(arrays["query_start"], first, rest=total)
+    write(arrays["kv_lens"], starts + lengths, rest=0)
+
+
+def write_ahead(stage: Stage, count: int, block_size: int) -> None:
+    """The steps after the batch of `count` rows that `write_rows` put there: each row grows by one token a step."""
+    arrays = stage.arrays
+    steps = arrays["ahead_positions"].shape[0]
+    place = arrays["kv_lens"][None, :count] + np.arange(steps)[:, None]
+    write(arrays["ahead_positions"], place)
+    write(arrays["ahead_slots"], _slots(arrays["table"], np.arange(count)[None], place, block_size), rest=-1)
+    write(arrays["ahead_kv_lens"], place + 1, rest=0)
+    write(arrays["ahead_start"], np.arange(count), rest=count)
+
+
+def _slots(table: np.ndarray, owner: np.ndarray, place: np.ndarray, block_size: int) -> np.ndarray:
+    """Where the cache keeps the positions `place` of the rows `owner`."""
+    block, inside = np.divmod(place, block_size)
+    slots: np.ndarray = table[owner, block].astype(np.int64) * block_size + inside
+    return slots
