@@ -21,9 +21,10 @@ from ssd_ascend.serve.chat import chat_completions
 from ssd_ascend.serve.completions import completions
 from ssd_ascend.serve.errors import ApiError, install_error_handlers
 from ssd_ascend.serve.metrics import ServerMetrics
-from ssd_ascend.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, Strict, TokenizeRequest
+from ssd_ascend.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from ssd_ascend.serve.state import ServerState
 from ssd_ascend.serve.streaming import encode_json
+from ssd_ascend.serve.strict import Strict
 from ssd_ascend.serve.tokenization import detokenize, tokenize
 
 Handler = Callable[[ServerState, Request], Awaitable[Response]]

@@ -21,6 +21,7 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
     state.check_model(asked.model)
     sampling = asked.to_sampling()
     state.engine.require_ready()
+    await state.check_grammar(asked.constraint())
     prompt = await state.encode_chat(
         asked.messages,
         add_generation_prompt=asked.add_generation_prompt is not False,

@@ -20,6 +20,7 @@ async def completions(state: ServerState, request: Request) -> Response:
     state.check_model(asked.model)
     sampling = asked.to_sampling()
     state.engine.require_ready()
+    await state.check_grammar(asked.constraint())
     texts = [prompt for prompt in asked.prompts if isinstance(prompt, str)]
     prompts = await state.encode(texts) if texts else [ids for ids in asked.prompts if not isinstance(ids, str)]
     echoed = [""] * len(prompts)

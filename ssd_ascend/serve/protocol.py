@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from ssd_ascend.core.grammar import Grammar
 from ssd_ascend.core.sampling import MAX_LOGPROBS, MAX_N, SamplingParams
 from ssd_ascend.errors import RequestError, nearest
+from ssd_ascend.serve.constraints import ResponseFormat, grammar_of
+from ssd_ascend.serve.strict import Strict
 
 MAX_PROMPTS = 2048
 _NOTHING: tuple[object, ...] = (None,)
-
-
-class Strict(BaseModel):
-    """No unknown field, no conversion between types, no NaN or infinity. A null means "not given"."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class StreamOptions(Strict):
@@ -71,6 +68,9 @@ class _Sampled(Strict):
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
+    response_format: ResponseFormat | None = None
+    regex: str | None = None
+    grammar: str | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -92,11 +92,16 @@ class _Sampled(Strict):
         """Whether a stream ends with a chunk of token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    def constraint(self) -> tuple[Grammar, str] | None:
+        """What the answer must look like, and the field that says so."""
+        return grammar_of(self.response_format, self.regex, self.grammar)
+
     def sampling(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """The request as the engine takes it. Raises RequestError naming a field that is out of range."""
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options needs stream: true", param="stream_options")
         given = {name: getattr(self, name) for name in _PASSED_ON}
+        constraint = self.constraint()
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return SamplingParams(
             **{name: value for name, value in given.items() if value is not None},
@@ -105,6 +110,7 @@ class _Sampled(Strict):
             logit_bias=_token_biases(self.logit_bias or {}),
             max_tokens=max_tokens,
             logprobs=logprobs,
+            grammar=constraint[0] if constraint else None,
         )
 
 
@@ -143,7 +149,6 @@ class ChatRequest(_Sampled):
         "prediction": _NOTHING,
         "prompt_cache_retention": _NOTHING,
         "reasoning_effort": _NOTHING,
-        "response_format": (None, {"type": "text"}),
         "service_tier": (None, "auto", "default"),
         "store": (None, False),
         "tool_choice": (None, "none", "auto"),

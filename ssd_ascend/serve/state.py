@@ -11,11 +11,13 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from ssd_ascend.core.grammar import Grammar
 from ssd_ascend.engine.async_engine import AsyncEngine, State
 from ssd_ascend.errors import RequestError
 from ssd_ascend.serve.errors import ApiError
 from ssd_ascend.serve.metrics import ServerMetrics
 from ssd_ascend.serve.protocol import Message
+from ssd_ascend.structured.compiler import check
 from ssd_ascend.text import Tokenizer
 
 MAX_BODY_BYTES = 32 << 20
@@ -70,6 +72,12 @@ class ServerState:
             sum(len(str(turn.get("content"))) for turn in turns),
             lambda: self.tokenizer.chat.render(turns, add_generation_prompt=add_generation_prompt, **(variables or {})),
         )
+
+    async def check_grammar(self, constraint: tuple[Grammar, str] | None) -> None:
+        """Raises RequestError naming the field when an answer cannot be held to what a request asks."""
+        if constraint is not None:
+            grammar, param = constraint
+            await asyncio.to_thread(check, grammar, param=param)  # milliseconds, and more for a hostile one
 
     async def off_loop(self, size: int, work: Callable[[], T]) -> T:
         """Do `work` on `size` characters: here when it is short, in a thread when others would have to wait for it."""

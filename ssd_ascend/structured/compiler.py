@@ -82,7 +82,9 @@ class GrammarCompiler:
     def _compile(self, grammar: Grammar) -> llguidance.LLMatcher:
         library = _library("grammar")
         assert self._tokenizer is not None
-        matcher = library.LLMatcher(self._tokenizer, _spelt(grammar, library.LLMatcher), log_level=0, limits=_limits())
+        matcher: llguidance.LLMatcher = library.LLMatcher(
+            self._tokenizer, _spelt(grammar, library.LLMatcher), log_level=0, limits=_limits()
+        )
         if matcher.is_error():
             raise RequestError(
                 f"{_NAMES[grammar.kind]} cannot be enforced: {_summary([matcher.get_error()])}", param="grammar"
@@ -95,7 +97,8 @@ class GrammarCompiler:
         library, vocabulary = _library("grammar"), self._load()
         ids = range(self.vocab_size)
         wrapper = library.TokenizerWrapper(_Wrapped(vocabulary, ids, self._eos_ids))
-        return library.LLTokenizer(wrapper, n_vocab=self.vocab_size, eos_token=self._eos_ids)
+        read: llguidance.LLTokenizer = library.LLTokenizer(wrapper, n_vocab=self.vocab_size, eos_token=self._eos_ids)
+        return read
 
 
 class _Wrapped:
@@ -141,7 +144,8 @@ def _spelt(grammar: Grammar, matcher: Any) -> str:
 
 
 def _limits() -> llguidance.LLParserLimits:
-    return _library("grammar").LLParserLimits(**_LIMITS, verbose_errors=False)
+    limits: llguidance.LLParserLimits = _library("grammar").LLParserLimits(**_LIMITS, verbose_errors=False)
+    return limits
 
 
 def _library(param: str) -> Any:
