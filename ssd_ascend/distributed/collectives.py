@@ -5,6 +5,7 @@ Which library carries them is the backend's own word (`Backend.collective`); her
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from typing import Any, Final
 
@@ -12,9 +13,13 @@ import torch
 from torch import distributed
 
 from ssd_ascend.errors import ConfigError, WorkerError
+from ssd_ascend.log import get_logger
 
 TIMEOUT_S: Final = 600.0
 """Of one collective. The last resort only: a rank that dies or stops is noticed by `control.py`, in seconds."""
+
+_CLOSE_S: Final = 15.0
+log = get_logger(__name__)
 
 
 class SingleRank:
@@ -83,9 +88,13 @@ class GroupCollectives:
             distributed.distributed_c10d._abort_process_group(group)
 
     def close(self) -> None:
-        """Give the group back; every rank calls it, or is gone."""
+        """Give the group back; every rank calls it, or is gone. Graphs that hold collectives must be gone before."""
         if distributed.is_initialized():
-            distributed.destroy_process_group()
+            closing = threading.Thread(target=distributed.destroy_process_group, daemon=True)
+            closing.start()
+            closing.join(_CLOSE_S)
+            if closing.is_alive():  # nothing depends on it any more
+                log.warning("the group of ranks did not close within %g s", _CLOSE_S)
 
 
 def join_group(

@@ -127,7 +127,8 @@ def load_target(
         capture_layers=capture_layers,
         progress=progress,
     )
-    if config.graphs:
+    # what a host records has no place for a message to another process; devices' own libraries do
+    if config.graphs and (collectives.size == 1 or not backend.capabilities.host_memory):
         lookahead = config.speculation.max_lookahead if config.speculation.enabled else 0
         loaded.runner.capture_graphs(backend, max_rows=config.max_num_seqs, lookahead=lookahead, max_len=max_model_len)
     return loaded

@@ -5,6 +5,7 @@ Rank 0 says what the step is, in one small message, before it builds its own bat
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from contextlib import AbstractContextManager, nullcontext
@@ -71,7 +72,14 @@ class Executor:
     def close(self) -> None:
         """Send the other ranks home."""
         if self._ranks is not None:
+            drop_graphs(self.runner)
             self._ranks.close()
+
+
+def drop_graphs(runner: ModelRunner) -> None:
+    """Free what was captured: a group of ranks does not end while graphs of its collectives live."""
+    runner.graphs = None
+    gc.collect()
 
 
 def _on_host(speculation: Speculation) -> list[list[int]] | None:

@@ -17,6 +17,7 @@ from ssd_ascend.distributed.collectives import GroupCollectives, join_group
 from ssd_ascend.distributed.control import Follower
 from ssd_ascend.distributed.launch import Meeting, Place, call, torchrun_place
 from ssd_ascend.engine.builder import load_target, open_backend
+from ssd_ascend.engine.executor import drop_graphs
 from ssd_ascend.engine.gather import from_plain
 from ssd_ascend.engine.step_message import unpack_step
 from ssd_ascend.errors import SsdError
@@ -54,6 +55,7 @@ def _serve(config: EngineConfig, place: Place, meeting: Meeting | None) -> None:
             collectives = join_group(backend.collective, store, place.rank, place.size, device)
             loaded = load_target(config, backend, device, collectives)
             run_steps(loaded.runner, collectives, line)
+            drop_graphs(loaded.runner)
             collectives.close()
         except (SsdError, RuntimeError, OSError) as error:  # of torch, too: whatever it is, rank 0 must hear of it
             _log.warning("rank %d of %d leaves: %s", place.rank, place.size, error)

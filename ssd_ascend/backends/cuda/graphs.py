@@ -22,6 +22,7 @@ class CudaGraphs:
             fn()
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # by thread: a collective library's own thread may look at its events meanwhile
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             fn()
         return graph
