@@ -39,10 +39,14 @@ class Registry(Generic[T]):
         return tuple(self._entries)
 
     def get(self, name: str) -> T:
-        """Import and return the entry `name`; ConfigError names the known ones, or the package it lacks."""
-        if name not in self._entries:
+        """Import and return the entry `name`, or what a name of the form "module:attribute" stands for: one's own.
+
+        ConfigError names the known ones, or what is missing.
+        """
+        place = self._entries.get(name, name)
+        module_name, colon, attribute = place.partition(":")
+        if not colon:
             raise unknown_name(self.kind, name, self._entries)
-        module_name, _, attribute = self._entries[name].partition(":")
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
@@ -52,4 +56,6 @@ class Registry(Generic[T]):
                 f"{self.kind} {name!r} needs the Python package {error.name!r}, which is not installed",
                 remedy="`python -m ssd_ascend.doctor` prints the command that installs it",
             ) from error
+        if not hasattr(module, attribute):
+            raise ConfigError(f"{self.kind} {name!r}: there is no {attribute!r} in {module_name}")
         return cast(T, getattr(module, attribute))

@@ -31,6 +31,19 @@ def test_unknown_name_lists_the_known_and_the_nearest() -> None:
         registry.get("orderd")
 
 
+def test_ones_own_is_named_by_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "someones_own.py").write_text("VALUE = 8\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry: Registry[int] = Registry("thing", ENTRIES)
+    assert registry.get("someones_own:VALUE") == 8
+    assert "someones_own:VALUE" not in registry
+    with pytest.raises(ConfigError, match="thing 'someones_own:value': there is no 'value' in someones_own"):
+        registry.get("someones_own:value")
+    with pytest.raises(ConfigError, match="needs the Python package 'nobodys'"):
+        registry.get("nobodys:VALUE")
+    monkeypatch.delitem(sys.modules, "someones_own")
+
+
 def test_a_missing_dependency_is_named() -> None:
     with pytest.raises(ConfigError, match=r"backend 'absent' needs the Python package 'no_such_package_here'.*doctor"):
         Registry[type]("backend", ENTRIES).get("absent")
