@@ -2,6 +2,7 @@
 
 `inputs.build_batch` writes such a step straight into its bucket's buffers (one copy to the device), and
 `ModelRunner.forward` replays it. A padded row has no queries and no keys, a padded token the slot -1 and no row.
+Where a padded token costs as much as any other, each number of tokens has its own graph, captured when it turns up.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from ssd_ascend.backends.base import AttentionBackend, Backend, Graph
+from ssd_ascend.backends.base import AttentionBackend, Backend, Graph, GraphCapture
 from ssd_ascend.core.attention import AttentionMetadata
 from ssd_ascend.core.batch import ForwardBatch, Mode, ModelOutput
 from ssd_ascend.log import get_logger
@@ -23,6 +25,8 @@ from ssd_ascend.runtime.static import row_fields, static_batch, write_rows
 
 _log = get_logger(__name__)
 _ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+_MOST_EXACT = 32
+"""Tokens of the largest graph without padding: beyond, the time is spent in kernels and not between them."""
 
 Forward = Callable[[ForwardBatch], ModelOutput]
 
@@ -101,6 +105,8 @@ class GraphRunner:
         self._attention = attention
         self._features = features
         self._captured: list[_Captured] = []
+        self._capture_exactly: Callable[[Bucket], _Captured] | None = None
+        self._full = False
         self._staged: _Staged | None = None
 
     @property
@@ -115,29 +121,53 @@ class GraphRunner:
         graphs = backend.graphs(device)
         if graphs is None:
             return
+        one = partial(self._capture_one, graphs, device, block_size, max_len)
+        if not backend.capabilities.padded_graphs:
+            self._capture_exactly = one
+            return
         began, free = time.monotonic(), backend.memory(device).free
-        failed: list[Bucket] = []
-        for bucket in buckets:
-            buffers = _Buffers(bucket, block_size, max_len, device, self._features)
-            outputs: list[ModelOutput] = []
-
-            @torch.inference_mode()
-            def step(batch: ForwardBatch = buffers.batch, outputs: list[ModelOutput] = outputs) -> None:
-                outputs[:] = [self._forward(batch)]
-
-            try:
-                graph = graphs.capture(step)
-            except RuntimeError as error:
-                _log.warning("no graph for %d rows of %d tokens (%s): they run eagerly", *bucket[1:], brief(error))
-                failed.append(bucket)
-                continue
-            self._captured.insert(0, _Captured(buffers, graph, outputs))
-        self._captured.sort(key=lambda captured: captured.buffers.bucket.tokens)
+        captured = [self._or_eagerly(one, bucket) for bucket in buckets]
+        self._captured = sorted(filter(None, captured), key=lambda one: one.buffers.bucket.tokens)
         backend.synchronize(device)
         _log.info(
             "captured %d graphs in %.1f s, %.2f GB; %d sizes run eagerly",
-            len(self._captured), time.monotonic() - began, (free - backend.memory(device).free) / 1e9, len(failed),
+            len(self._captured), time.monotonic() - began, (free - backend.memory(device).free) / 1e9,
+            captured.count(None),
         )  # fmt: skip
+
+    def _capture_one(
+        self, graphs: GraphCapture, device: torch.device, block_size: int, max_len: int, bucket: Bucket
+    ) -> _Captured:
+        buffers = _Buffers(bucket, block_size, max_len, device, self._features)
+        outputs: list[ModelOutput] = []
+
+        @torch.inference_mode()
+        def step() -> None:
+            outputs[:] = [self._forward(buffers.batch)]
+
+        return _Captured(buffers, graphs.capture(step), outputs)
+
+    def _or_eagerly(self, capture: Callable[[Bucket], _Captured], bucket: Bucket) -> _Captured | None:
+        try:
+            return capture(bucket)
+        except RuntimeError as error:
+            _log.warning("no graph for %d rows of %d tokens (%s): they run eagerly", *bucket[1:], brief(error))
+            return None
+
+    def _holding(self, rows: int, longest: int, tokens: int) -> _Captured | None:
+        """The smallest graph that holds a batch; without padding the one of just as many tokens, captured if need be.
+
+        There a row costs nothing and a token does, so the graph of T tokens has T rows: most of them stay empty.
+        """
+        if self._capture_exactly is None:
+            fits = (c for c in self._captured if c.buffers.bucket.rows >= rows and c.buffers.bucket.per_row >= longest)
+            return next(fits, None)
+        found = next((c for c in self._captured if c.buffers.bucket.tokens == tokens), None)
+        if found is None and tokens <= _MOST_EXACT and not self._full:
+            found = self._or_eagerly(self._capture_exactly, Bucket(Mode.DECODE, tokens, 1))
+            self._full = found is None
+            self._captured += [found] if found is not None else []
+        return found
 
     def stage(
         self,
@@ -154,20 +184,16 @@ class GraphRunner:
         longest, blocks = max(lengths), max(len(row.block_table) for row in rows)
         if mode is Mode.PREFILL or (hidden_states is None) != (self._features is None):
             return None
-        for captured in self._captured:
-            bucket, table = captured.buffers.bucket, captured.buffers.batch.attention.block_table
-            if bucket.rows < len(rows) or bucket.per_row < longest:
-                continue
-            if blocks > table.shape[1]:
-                return None
-            batch = captured.buffers.fill(mode, rows, lengths)
-            if input_ids is not None:
-                batch.input_ids[: input_ids.shape[0]].copy_(input_ids)
-            if hidden_states is not None and batch.hidden_states is not None:
-                batch.hidden_states[: hidden_states.shape[0]].copy_(hidden_states)
-            self._staged = _Staged(batch, captured, _wanted(rows, lengths))
-            return batch
-        return None
+        captured = self._holding(len(rows), longest, sum(lengths))
+        if captured is None or blocks > captured.buffers.batch.attention.block_table.shape[1]:
+            return None
+        batch = captured.buffers.fill(mode, rows, lengths)
+        if input_ids is not None:
+            batch.input_ids[: input_ids.shape[0]].copy_(input_ids)
+        if hidden_states is not None and batch.hidden_states is not None:
+            batch.hidden_states[: hidden_states.shape[0]].copy_(hidden_states)
+        self._staged = _Staged(batch, captured, _wanted(rows, lengths))
+        return batch
 
     def captured(self, batch: ForwardBatch) -> Graph | None:
         """The graph that a freshly staged batch will replay."""

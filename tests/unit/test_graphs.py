@@ -45,9 +45,10 @@ class Again:
 class Captures:
     """A CPU backend that claims to capture."""
 
-    def __init__(self, inner: Backend, failures: int = 0) -> None:
+    def __init__(self, inner: Backend, failures: int = 0, *, padded: bool = True) -> None:
         self._inner, self._failures = inner, failures
-        self.capabilities = replace(inner.capabilities, graphs=True)
+        self.captured = 0
+        self.capabilities = replace(inner.capabilities, graphs=True, padded_graphs=padded)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -57,6 +58,7 @@ class Captures:
 
     def capture(self, run: Callable[[], None]) -> Again:
         run()
+        self.captured += 1
         if self._failures:
             self._failures -= 1
             raise RuntimeError("out of memory\nand a page of advice")
@@ -112,6 +114,40 @@ def test_a_replay_hands_over_the_rows_that_were_asked_for_and_judges_them(runner
     assert replayed.greedy is not None
     fed = [token for row in rows for token in row.tokens[-row.num_logits :]]
     assert replayed.greedy.tolist() == [list(pair) for pair in zip(eager.logits.argmax(-1).tolist(), fed, strict=True)]
+
+
+def test_without_padding_each_number_of_tokens_is_captured_once(runner: ModelRunner) -> None:
+    backend = Captures(load_backend("cpu"), padded=False)
+    runner.capture_graphs(backend, max_rows=6, lookahead=3, max_len=128)  # type: ignore[arg-type]
+    graphs, rng, sizes = runner.graphs, random.Random(3), set()
+    assert graphs is not None
+    assert not graphs.buckets
+    for _ in range(40):
+        mode, longest = rng.choice([(Mode.DECODE, 1), (Mode.VERIFY, 4)])
+        rows = random_rows(rng, rng.randint(1, 6), longest)
+        sizes.add(sum(len(row.tokens) for row in rows))
+        kept = runner.kv.tensor.clone()
+        staged = build_batch(mode, rows, block_size=BLOCK, device=runner.device, staging=graphs)
+        assert graphs.captured(staged) is not None
+        runner.kv.tensor.copy_(kept)  # a capture runs the step before there is one, over nothing
+        replayed, cache = runner.forward(staged), runner.kv.tensor.clone()
+        runner.kv.tensor.copy_(kept)
+        eager = runner.forward(build_batch(mode, rows, block_size=BLOCK, device=runner.device))
+        torch.testing.assert_close(replayed.logits, eager.logits)
+        torch.testing.assert_close(cache, runner.kv.tensor)
+    assert {bucket.tokens for bucket in graphs.buckets} == sizes
+    assert backend.captured == len(sizes)
+
+
+def test_without_padding_a_failed_capture_is_the_last(runner: ModelRunner, caplog: pytest.LogCaptureFixture) -> None:
+    backend = Captures(load_backend("cpu"), failures=1, padded=False)
+    runner.capture_graphs(backend, max_rows=6, lookahead=3, max_len=128)  # type: ignore[arg-type]
+    assert runner.graphs is not None
+    with caplog.at_level("WARNING"):
+        for tokens in ([1], [1, 2]):
+            assert runner.graphs.stage(Mode.VERIFY, [Row(tokens, 0, [0], len(tokens))]) is None
+    assert backend.captured == 1
+    assert sum("no graph for" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_what_fits_no_bucket_runs_eagerly(runner: ModelRunner) -> None:

@@ -14,6 +14,7 @@ import torch
 from ssd_ascend.backends.base import AttentionBackend, AttentionSpec, Capabilities, GraphCapture, Memory, Ops
 from ssd_ascend.backends.cpu import machine, native
 from ssd_ascend.backends.cpu.attention import PlainAttention
+from ssd_ascend.backends.cpu.graphs import CpuGraphs
 from ssd_ascend.backends.cpu.native.attention import NativeAttention, supports
 from ssd_ascend.backends.cpu.native.ops import NativeOps
 from ssd_ascend.backends.cpu.ops import PlainOps
@@ -30,7 +31,8 @@ class CpuBackend:
         self._library = native.load()
         self.ops: Ops = NativeOps(self._library) if self._library else PlainOps()
         self.capabilities = Capabilities(
-            graphs=False,
+            graphs=self._library is not None,
+            padded_graphs=False,
             tree_mask=True,
             device_lengths=True,
             peer_transfer=False,
@@ -61,8 +63,8 @@ class CpuBackend:
         return PlainAttention(spec)
 
     def graphs(self, device: torch.device) -> GraphCapture | None:
-        """None: there is nothing to capture."""
-        return None
+        """Tapes of compiled kernels; None without those."""
+        return CpuGraphs(self._library) if self._library else None
 
     def stream(self) -> AbstractContextManager[Any]:
         """Nothing: work runs where it is called."""
