@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from ssd_ascend.core.plan import DecodeRow
@@ -19,8 +20,15 @@ from ssd_ascend.core.stats import SpeculationStats
 class FeatureReader(Protocol):
     """The target's captured hidden states of tokens already computed, kept beside the KV blocks they belong to."""
 
+    features: torch.Tensor | None
+    """The store itself: a row per slot."""
+
     def read_features(self, block_table: Rows[int], start: int, end: int) -> torch.Tensor:
         """Features of positions [start, end) of the sequence with this block table: [end - start, n_capture * H]."""
+        ...
+
+    def slots(self, block_table: Rows[int], start: int, end: int) -> np.ndarray:
+        """Their rows in the store: int64 [end - start]."""
         ...
 
 
@@ -73,16 +81,36 @@ class DraftSequence:
     features: torch.Tensor | None = None
     """Target features of positions features_start, features_start + 1, ...: [n, F]; only those not yet digested."""
     features_start: int = 0
+    feature_slots: np.ndarray | None = None
+    """Where a drafter beside its target finds them instead: int64 [n], rows of the target's own store of features."""
     block_table: list[int] = field(default_factory=list)
     num_entries: int = 0
     """Entries of committed tokens in the drafter's cache."""
-    drafted: torch.Tensor | None = None
-    """int64 [n]: tokens of the entries that follow, from the last drafting; valid as far as they were accepted."""
+    drafted: Callable[[], Rows[int]] | None = None
+    """Tokens of the entries that follow, from the last drafting; valid as far as they were accepted. A call, as they
+    may still be on their way from the device."""
 
     @property
     def num_tokens(self) -> int:
         """Tokens so far, the recovery token included."""
         return len(self.token_ids)
+
+    @property
+    def features_end(self) -> int:
+        """Positions below this one have features that are known here, or were digested."""
+        held = self.features if self.feature_slots is None else self.feature_slots
+        return self.features_start + (0 if held is None else int(held.shape[0]))
+
+    def drop_features(self, end: int) -> None:
+        """Forget the features of positions below `end`."""
+        count = end - self.features_start
+        if count <= 0 or (self.features is None and self.feature_slots is None):
+            return
+        if self.features is not None:
+            self.features = self.features[count:]
+        if self.feature_slots is not None:
+            self.feature_slots = self.feature_slots[count:]
+        self.features_start = end
 
 
 class Chain(NamedTuple):
@@ -139,6 +167,34 @@ class Branch(NamedTuple):
     seq: DraftSequence
     depth: int
     glue_row: int
+
+
+class Foresight(NamedTuple):
+    """What a drafter has ready for the outcomes it foresees: guesses[i] is the token of branches[i], row i of `chain`
+    what to answer when it comes true."""
+
+    branches: list[Branch]
+    guesses: list[int]
+    chain: Chain
+
+
+@runtime_checkable
+class ForeseeingDrafter(Protocol):
+    """A drafter that can glue, fork and decode its branches in one go."""
+
+    def foresee(
+        self,
+        seqs: Rows[DraftSequence],
+        sent: Rows[Rows[int]],
+        hidden: Rows[torch.Tensor | None],
+        k: int,
+        counts: Callable[[int], Rows[int]],
+    ) -> Foresight | None:
+        """`glue`, the likeliest guesses, and `branch` k deep; None where this round must go step by step.
+
+        `counts`: guesses for each depth of a speculation of so many drafts.
+        """
+        ...
 
 
 class Drafter(Protocol):

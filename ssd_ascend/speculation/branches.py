@@ -15,7 +15,7 @@ import torch
 from ssd_ascend.core.batch import ForwardBatch, Mode
 from ssd_ascend.kv.blocks import BlockManager
 from ssd_ascend.kv.cache import KVCache
-from ssd_ascend.runtime.inputs import Row, build_batch
+from ssd_ascend.runtime.inputs import Row, Staging, build_batch
 from ssd_ascend.speculation.base import Branch, DraftSequence
 
 
@@ -42,6 +42,7 @@ class RowsLayout:
         blocks: BlockManager,
         kv: KVCache,
         device: torch.device,
+        staging: Staging | None = None,
     ) -> None:
         """`trunk_ends[i]`: entries of the trunk that branch i sees.
 
@@ -49,6 +50,7 @@ class RowsLayout:
         """
         self._blocks = blocks
         self._device = device
+        self._staging = staging
         self._starts = list(trunk_ends)
         self._tables: list[list[int]] = []
         copies: list[tuple[int, int]] = []
@@ -79,6 +81,7 @@ class RowsLayout:
             device=self._device,
             hidden_states=hidden,
             input_ids=tokens,
+            staging=self._staging,
         )
 
     def close(self) -> None:

@@ -91,10 +91,16 @@ class DraftSampler:
             drafts=drafts,
         )
 
-    def draw(self, logits: torch.Tensor, rows: Rows[RowContext]) -> Drawn:
-        """One token per row of draft logits [R, Vd]."""
+    def is_arg_max(self, seq: DraftSequence) -> bool:
+        """Whether this sequence's drafts are the arg-max of the logits as they are."""
+        return seq.sampling.greedy and seq.sampling.is_plain
+
+    def draw(self, logits: torch.Tensor, rows: Rows[RowContext], greedy: torch.Tensor | None = None) -> Drawn:
+        """One token per row of draft logits [R, Vd]. `greedy`: see `ModelOutput`."""
         full = self._widen_if_shaped(logits, rows)
         if all(row.law_temperature == 0.0 for row in rows):
+            if greedy is not None and all(row.params.is_plain for row in rows):
+                return Drawn(self._target_ids(greedy[:, 0].clamp(min=0)), None)
             tokens = top_tokens(shape_logits(full, rows, self._counts, self._masks))[0]
             return Drawn(tokens if full is not logits else self._target_ids(tokens), None)
         law = self._narrow(process_logits(full, rows, self._counts, self._masks), logits)

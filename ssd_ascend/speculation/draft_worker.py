@@ -7,6 +7,7 @@ branches, fill the cache. `serve` loops over a transport; `pump` handles one mes
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
@@ -15,12 +16,12 @@ import torch
 from ssd_ascend import trace
 from ssd_ascend.core.speculation import Source, VerificationOutcome
 from ssd_ascend.errors import TransportError
-from ssd_ascend.speculation.base import Chain, Drafter, DraftSequence
+from ssd_ascend.speculation.base import Branch, Chain, Drafter, DraftSequence, ForeseeingDrafter, Foresight
 from ssd_ascend.speculation.branch_budget import BranchBudget
 from ssd_ascend.speculation.branch_depth import BranchDepth, FixedDepth
 from ssd_ascend.speculation.cache import CachedSpeculation, SpeculationCache
 from ssd_ascend.speculation.fallback import FallbackPolicy
-from ssd_ascend.speculation.fan_out import FanOut
+from ssd_ascend.speculation.fan_out import FanOut, FixedFanOut
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.messages import Answer, Attach, Message, Request, Shutdown, Update, WorkerStats
 
@@ -51,16 +52,20 @@ class DraftWorker:
         fallback: FallbackPolicy,
         depth: BranchDepth | None = None,
         budget: BranchBudget | None = None,
+        others_wait: Callable[[], bool] = lambda: False,
     ) -> None:
         """lookahead: the most drafts of an answer. None for the others means no bound of their own: depth is how many
-        drafts a branch gets, budget how many branches a round may have."""
+        drafts a branch gets, budget how many branches a round may have. others_wait: whether somebody else who shares
+        the drafter has a request; branches are then cut short as for one of our own."""
         self._drafter = drafter
+        self._at_once = drafter if isinstance(drafter, ForeseeingDrafter) else None
         self._transport = transport
         self._lookahead = lookahead
         self._fan_out = fan_out
         self._fallback = fallback
         self._depth = FixedDepth(lookahead) if depth is None else depth
         self._budget = budget
+        self._others_wait = others_wait
         self._cache = SpeculationCache()
         self._sequences: dict[int, DraftSequence] = {}
         self._offered: dict[int, int] = {}
@@ -89,16 +94,26 @@ class DraftWorker:
                 return
             self._handle(message)
 
-    def pump(self) -> None:
-        """Handle every message that is waiting."""
+    def pump(self) -> int:
+        """Handle every message that is waiting; returns how many there were."""
+        count = 0
         while (message := self._take(0.0)) is not None and not isinstance(message, Shutdown):
             self._handle(message)
+            count += 1
+        return count
+
+    def close(self) -> None:
+        """Give back what the drafter holds of this target's sequences, for whoever shares it."""
+        self._release(list(self._sequences))
 
     def request_waits(self) -> bool:
         """True when the next request is there already: branches still being drafted are then cut short."""
         if self._next is None:
             self._next = self._receive(0.0)
         return self._next is not None
+
+    def _must_hurry(self) -> bool:
+        return self.request_waits() or self._others_wait()
 
     def _take(self, timeout_s: float | None) -> Message | None:
         message, self._next = self._next, None
@@ -212,6 +227,10 @@ class DraftWorker:
         self._cache.drop([seq.id for seq in seqs])
         if not seqs:
             return
+        foreseen = self._foresee_at_once(seqs, sent, hidden)
+        if foreseen is not None:
+            self._remember(foreseen.branches, foreseen.guesses, foreseen.chain)
+            return
         started = time.perf_counter()
         glue = self._drafter.glue(seqs, sent, hidden)
         guesses = self._fan_out.choose(seqs, sent, glue)
@@ -225,16 +244,31 @@ class DraftWorker:
         sent_of = {seq.id: drafts for seq, drafts in zip(seqs, sent, strict=True)}
         sent_by_branch = [sent_of[branch.seq.id] for branch in guesses.branches]
         depth = self._depth.depth()
-        chain = self._drafter.branch(guesses.branches, guesses.tokens, glue, sent_by_branch, depth, self.request_waits)
-        outcomes = [
-            VerificationOutcome(branch.seq.id, branch.depth, token)
-            for branch, token in zip(guesses.branches, guessed, strict=True)
-        ]
-        self._cache.fill(outcomes, chain)
+        chain = self._drafter.branch(guesses.branches, guesses.tokens, glue, sent_by_branch, depth, self._must_hurry)
+        self._remember(guesses.branches, guessed, chain)
         if steps := max(chain.num_tokens):
             self._depth.saw_branches(steps, time.perf_counter() - glued)
             if self._budget is not None:
                 self._budget.saw_round(len(guesses.branches), steps, depth)
+
+    def _foresee_at_once(
+        self, seqs: Rows[DraftSequence], sent: Rows[Rows[int]], hidden: Rows[torch.Tensor | None]
+    ) -> Foresight | None:
+        """The whole round in one go, where drafter, fan-out and depth allow it."""
+        if (
+            self._at_once is None
+            or not isinstance(self._fan_out, FixedFanOut)
+            or not isinstance(self._depth, FixedDepth)
+        ):
+            return None
+        return self._at_once.foresee(seqs, sent, hidden, self._depth.depth(), self._fan_out.counts)
+
+    def _remember(self, branches: Rows[Branch], guessed: Rows[int], chain: Chain) -> None:
+        outcomes = [
+            VerificationOutcome(branch.seq.id, branch.depth, token)
+            for branch, token in zip(branches, guessed, strict=True)
+        ]
+        self._cache.fill(outcomes, chain)
         self._cached_drafts += sum(chain.num_tokens)
 
     # -- the answer ----------------------------------------------------------------------------------------------------

@@ -46,6 +46,8 @@ class TargetFacts:
     """Tokens that the target's KV cache holds; a drafter needs about as many."""
     dtype: str
     eos_ids: tuple[int, ...] = ()
+    graphs: bool = True
+    """Whether to capture device graphs, where there are any."""
 
     def grammars(self) -> GrammarCompiler:
         """A compiler of grammars for the target's vocabulary, which its own directory tells."""
@@ -65,6 +67,8 @@ class DraftSetup:
     """The most branches per sequence, 0 when none are ever drafted (`sd`)."""
     share: CausalLM | None = None
     """The target's model, where the drafter lives in its process and may borrow its embedding and head."""
+    feature_store: torch.Tensor | None = None
+    """The target's features by slot, where the drafter lives beside it and reads them there."""
     grammars: GrammarCompiler | None = None
     """The target's compiler of grammars, likewise; a drafter elsewhere makes one of its own."""
 

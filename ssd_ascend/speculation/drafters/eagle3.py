@@ -20,6 +20,8 @@ from ssd_ascend.layers.context import BuildContext
 from ssd_ascend.runtime.load import CacheSize, make_cache, make_context
 from ssd_ascend.runtime.model_runner import ModelRunner
 from ssd_ascend.speculation.base import Drafter, DraftSequence
+from ssd_ascend.speculation.drafters.capture import capture
+from ssd_ascend.speculation.drafters.feed import FeatureTable
 from ssd_ascend.speculation.drafters.paged import PagedDrafter
 from ssd_ascend.speculation.rope_choice import choose_rope
 from ssd_ascend.speculation.setup import DrafterKind, DraftSetup, TargetRunner
@@ -34,15 +36,24 @@ class FeatureEntries:
     wants_features = True
     keeps_drafted = False
 
-    def __init__(self, head: Eagle3Head, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, head: Eagle3Head, dtype: torch.dtype, device: torch.device, store: torch.Tensor | None = None
+    ) -> None:
+        """`store`: the target's features by slot, where sequences say slots."""
         self._head = head
         self._dtype = dtype
         self._device = device
+        self._store = store
 
     def hidden(self, seq: DraftSequence, start: int, end: int) -> torch.Tensor:
         """The combined features of positions [start, end): [end - start, d]."""
-        assert seq.features is not None
-        features = seq.features[start - seq.features_start : end - seq.features_start]
+        part = slice(start - seq.features_start, end - seq.features_start)
+        if self._store is not None and seq.feature_slots is not None:
+            slots = torch.from_numpy(seq.feature_slots[part])
+            features = self._store.index_select(0, slots.to(self._store.device, non_blocking=True))
+        else:
+            assert seq.features is not None
+            features = seq.features[part]
         return self._head.combine(features.to(device=self._device, dtype=self._dtype, non_blocking=True))
 
 
@@ -60,15 +71,21 @@ def capture_layers(path: Path | None, target: ModelConfig) -> tuple[int, ...]:
 def build(setup: DraftSetup) -> Drafter:
     """Load the head, checked against its target."""
     head, runner, ctx = _load(setup, setup.cache_size())
+    to_target = _reduced_vocabulary(head, setup.target.vocab_size)
+    table = FeatureTable(
+        head.config.feature_size, head.config.layer.hidden_size, ctx.activation_dtype, head.combine, setup.feature_store
+    )
+    captured = capture(setup, runner, catch_up=setup.lookahead + 1, to_target=to_target, table=table)
     return PagedDrafter(
         runner,
         BlockManager(runner.kv.num_blocks, setup.block_size, prefix_cache=False),
-        FeatureEntries(head, ctx.activation_dtype, setup.device),
-        setup.sampler(ctx.dtype, _reduced_vocabulary(head, setup.target.vocab_size)),
+        FeatureEntries(head, ctx.activation_dtype, setup.device, setup.feature_store),
+        setup.sampler(ctx.dtype, to_target),
         max_positions=setup.max_positions,
         max_batched_tokens=setup.max_batched_tokens,
         max_backlog=setup.max_backlog,
         tree_mask=setup.tree_mask,
+        captured=captured,
     )
 
 

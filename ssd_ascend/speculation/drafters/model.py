@@ -9,9 +9,13 @@ import torch
 from ssd_ascend.config.model import ModelConfig
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.speculation.base import Drafter, DraftSequence
+from ssd_ascend.speculation.drafters.capture import capture
 from ssd_ascend.speculation.drafters.paged import PagedDrafter
 from ssd_ascend.speculation.setup import DrafterKind, DraftSetup
 from ssd_ascend.weights.loader import CONFIG, read_config, read_json
+
+_CATCH_UP = 2
+"""Entries missing when drafting begins: the recovery token's, and the last draft's when all were accepted."""
 
 
 class TokenEntries:
@@ -44,6 +48,7 @@ def capture_layers(path: Path | None, target: ModelConfig) -> tuple[int, ...]:
 def build(setup: DraftSetup) -> Drafter:
     """Load the draft model."""
     loaded, blocks = setup.load_model()
+    captured = capture(setup, loaded.runner, catch_up=_CATCH_UP, to_target=None)
     return PagedDrafter(
         loaded.runner,
         blocks,
@@ -53,6 +58,7 @@ def build(setup: DraftSetup) -> Drafter:
         max_batched_tokens=setup.max_batched_tokens,
         max_backlog=setup.max_backlog,
         tree_mask=setup.tree_mask,
+        captured=captured,
     )
 
 

@@ -7,47 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from typing import NamedTuple, Protocol
+from functools import partial
 
 import torch
 
 from ssd_ascend.core.batch import Mode, ModelOutput
 from ssd_ascend.kv.blocks import BlockManager
-from ssd_ascend.runtime.inputs import Row, build_batch
+from ssd_ascend.runtime.inputs import Row
 from ssd_ascend.runtime.model_runner import ModelRunner
+from ssd_ascend.runtime.pack import Arriving
 from ssd_ascend.runtime.sampler import RowContext
-from ssd_ascend.speculation.base import Branch, Chain, DraftSequence, Glue, spread
+from ssd_ascend.speculation.base import Branch, Chain, DraftSequence, Foresight, Glue, spread
 from ssd_ascend.speculation.branches import BranchLayout, RowsLayout, TreeMaskLayout
 from ssd_ascend.speculation.draft_sampler import DraftSampler
+from ssd_ascend.speculation.drafters.capture import NOTHING, Captured
+from ssd_ascend.speculation.drafters.captured_forks import CapturedForks, Fork
+from ssd_ascend.speculation.drafters.feed import Feed
 from ssd_ascend.speculation.drafters.tails import Tails
-
-_BACKLOG = 32
-"""A sequence with more uncomputed entries than this is brought up to date in forwards of its own (a prompt)."""
-
-
-class EntrySource(Protocol):
-    """What one entry of the drafter's cache is made of.
-
-    shift: entry i holds token i + shift. keeps_drafted: entries written for drafts stay right once the drafts are
-    accepted (false where they were conditioned on the drafter's own features, to be replaced by the target's).
-    """
-
-    shift: int
-    wants_features: bool
-    keeps_drafted: bool
-
-    def hidden(self, seq: DraftSequence, start: int, end: int) -> torch.Tensor | None:
-        """What is fed beside the tokens of committed entries [start, end): [end - start, H], or None."""
-        ...
-
-
-class _Feed(NamedTuple):
-    """Entries of one sequence to run: the committed ones not yet computed, then `tail` drafts."""
-
-    seq: DraftSequence
-    tail: Rows[int]
-    tail_hidden: torch.Tensor | None
-    num_logits: int
+from ssd_ascend.speculation.drafters.trunk import EntrySource, Trunk
 
 
 class PagedDrafter:
@@ -67,8 +44,9 @@ class PagedDrafter:
         max_batched_tokens: int,
         max_backlog: int | None,
         tree_mask: bool,
+        captured: Captured = NOTHING,
     ) -> None:
-        """`tree_mask` picks the branch layout.
+        """`tree_mask` picks the branch layout, `captured` does whole rounds of greedy rows.
 
         max_backlog: prompt tokens digested per round, in `glue`; a sequence gets drafts once its prompt is digested.
         None: prompts are digested when somebody asks, whatever that takes.
@@ -77,34 +55,53 @@ class PagedDrafter:
         self.wants_features = entries.wants_features
         self.to_target = sampler.to_target
         self._blocks = blocks
-        self._entries = entries
+        self._keeps_drafted = entries.keeps_drafted
+        self._trunk = Trunk(runner, blocks, entries, max_positions=max_positions, max_batched_tokens=max_batched_tokens)
         self._sampler = sampler
         self._max_positions = max_positions
-        self._max_batched_tokens = max_batched_tokens
         self._max_backlog = max_backlog
         self._tree_mask = tree_mask
+        self._captured = captured
 
     # -- drafting after the last token ---------------------------------------------------------------------------
 
     def chain(self, seqs: Rows[DraftSequence], lookahead: int) -> Chain:
         """Draft `lookahead` tokens after the last one of every sequence: one catch-up forward, then one per token."""
         backlog = None if self._max_backlog is None else 0  # who waits for an answer does not wait for a prompt
-        live = self._ready(seqs, [lookahead] * len(seqs), backlog) if lookahead > 0 else []
+        live = self._trunk.ready(seqs, [lookahead] * len(seqs), backlog) if lookahead > 0 else []
         if not live:
             return self._no_chain(len(seqs), lookahead)
         chosen = [seqs[i] for i in live]
-        output = self._catch_up([_Feed(seq, (), None, 1) for seq in chosen], Mode.DECODE)
-        ends = [self._end(seq) for seq in chosen]
+        chain = self._captured_chain(chosen, lookahead) or self._stepwise_chain(chosen, lookahead)
+        if self._keeps_drafted and lookahead > 1:
+            arriving = Arriving(chain.tokens[:, : lookahead - 1])
+            for i, seq in enumerate(chosen):
+                seq.drafted = partial(arriving.row, i)
+        return spread(chain, live, len(seqs))
+
+    def _captured_chain(self, seqs: Rows[DraftSequence], lookahead: int) -> Chain | None:
+        """In one graph; None where there is none for these."""
+        chains = self._captured.chains
+        if chains is None or lookahead != chains.lookahead or not all(map(self._sampler.is_arg_max, seqs)):
+            return None
+        rolled = chains.run([self._trunk.feed(seq, (), None, 1) for seq in seqs])
+        if rolled is None:
+            return None
+        for seq in seqs:
+            self._trunk.mark(seq, self._trunk.end(seq))
+        # a worker keeps drafts and features for longer than the graph does
+        tokens, hidden = rolled.tokens.clone(), None if rolled.hidden is None else rolled.hidden.clone()
+        return Chain(tokens, [lookahead] * len(seqs), None, [False] * len(seqs), hidden)
+
+    def _stepwise_chain(self, seqs: Rows[DraftSequence], lookahead: int) -> Chain:
+        output = self._trunk.run([self._trunk.feed(seq, (), None, 1) for seq in seqs], Mode.DECODE)
+        ends = [self._trunk.end(seq) for seq in seqs]
 
         def forward(step: int, tokens: torch.Tensor, hidden: torch.Tensor | None) -> ModelOutput:
-            rows = [Row((0,), end + step, seq.block_table, 1) for seq, end in zip(chosen, ends, strict=True)]
-            return self._forward(Mode.DECODE, rows, hidden, input_ids=tokens)
+            rows = [Row((0,), end + step, seq.block_table, 1) for seq, end in zip(seqs, ends, strict=True)]
+            return self._trunk.forward(Mode.DECODE, rows, hidden, input_ids=tokens)
 
-        chain = self._roll(output, chosen, [0] * len(chosen), lookahead, forward, Tails(chosen))
-        if self._entries.keeps_drafted:
-            for i, seq in enumerate(chosen):
-                seq.drafted = chain.tokens[i, : lookahead - 1]
-        return spread(chain, live, len(seqs))
+        return self._roll(output, seqs, [0] * len(seqs), lookahead, forward, Tails(seqs))
 
     def _roll(
         self,
@@ -126,13 +123,14 @@ class PagedDrafter:
                 break
             if step:
                 output = forward(step - 1, tokens[-1], output.hidden if self.wants_features else None)
-            drawn = self._sampler.draw(output.logits, self._contexts(seqs, offsets, step, tails))
+            contexts = self._contexts(seqs, offsets, step, tails)
+            drawn = self._sampler.draw(output.logits, contexts, output.greedy)
             tokens.append(drawn.tokens)
             tails.grow(drawn.tokens)
             if drawn.law is not None:
                 laws.append(drawn.law)
             if output.hidden is not None and self.wants_features:
-                hidden.append(output.hidden)
+                hidden.append(output.hidden.clone())  # the next replay writes there again
         return Chain(
             tokens=torch.stack(tokens, dim=1),
             num_tokens=[len(tokens)] * len(seqs),
@@ -152,20 +150,79 @@ class PagedDrafter:
 
     def glue(self, seqs: Rows[DraftSequence], sent: Rows[Rows[int]], hidden: Rows[torch.Tensor | None]) -> Glue:
         """One forward over what is committed and `sent`; a sequence's rows are after 0, 1, ..., len(sent) drafts."""
-        live = self._ready(seqs, [len(drafts) for drafts in sent], self._max_backlog)
+        live = self._trunk.ready(seqs, [len(drafts) for drafts in sent], self._max_backlog)
         num_rows = [0] * len(seqs)
         for i in live:
             num_rows[i] = len(sent[i]) + 1
         if not live:
             return Glue(torch.empty(0, 0), None, num_rows)
-        output = self._catch_up([_Feed(seqs[i], sent[i], hidden[i], len(sent[i]) + 1) for i in live], Mode.GLUE)
+        feeds = [self._trunk.feed(seqs[i], sent[i], hidden[i], len(sent[i]) + 1) for i in live]
+        output = self._trunk.run(feeds, Mode.GLUE)
         contexts = []
         for i in live:
             drafts = torch.tensor(sent[i], dtype=torch.int64, device=self.runner.device)
             contexts += [self._sampler.context(seqs[i], j, drafts[:j], sent[i][:j]) for j in range(len(sent[i]) + 1)]
-            if self._entries.keeps_drafted:
-                seqs[i].drafted = drafts
-        return Glue(self._sampler.scores(output.logits, contexts), output.hidden, num_rows)
+            self._trunk.keep(seqs[i], sent[i])
+        hidden_after = None if output.hidden is None else output.hidden.clone()  # the branches' replays write there
+        return Glue(self._sampler.scores(output.logits, contexts), hidden_after, num_rows)
+
+    def foresee(
+        self,
+        seqs: Rows[DraftSequence],
+        sent: Rows[Rows[int]],
+        hidden: Rows[torch.Tensor | None],
+        k: int,
+        counts: Callable[[int], Rows[int]],
+    ) -> Foresight | None:
+        """`glue`, a choice of counts(number of drafts) guesses per depth, and `branch`: two graphs, one copy."""
+        forks = self._captured.forks
+        if forks is None or k != forks.lookahead or len(seqs) > forks.max_rows:
+            return None
+        if not all(map(self._sampler.is_arg_max, seqs)):
+            return None
+        live = self._trunk.ready(seqs, [len(drafts) for drafts in sent], self._max_backlog)
+        feeds = [self._trunk.feed(seqs[i], sent[i], hidden[i], len(sent[i]) + 1) for i in live]
+        if not live or not forks.holds(feeds) or not self._grow_scratch(feeds, forks.width, k):
+            return None
+        rounds = [Fork(feed, sent[i], _picks(counts(len(sent[i])), len(sent[i]), forks.num_ranks))
+                  for feed, i in zip(feeds, live, strict=True)]  # fmt: skip
+        try:
+            return self._foresight(forks, rounds, k)
+        finally:
+            for fork in rounds:
+                self._blocks.trim(fork.feed.seq.block_table, fork.base)
+
+    def _foresight(self, forks: CapturedForks, rounds: Rows[Fork], k: int) -> Foresight:
+        """Run the graphs, bring their verdict to the host; features stay, as copies that outlive the next round."""
+        result, hidden = forks.run(rounds)
+        arriving = Arriving(result)
+        index: list[int] = []
+        branches: list[Branch] = []
+        for i, fork in enumerate(rounds):
+            self._trunk.mark(fork.feed.seq, fork.end)
+            self._trunk.keep(fork.feed.seq, fork.drafts)
+            index += range(i * forks.width, i * forks.width + len(fork.picks))
+            branches += [Branch(fork.feed.seq, depth, i * (k + 1) + depth) for depth, _ in fork.picks]
+        kept = None if hidden is None else hidden.clone()
+        if kept is not None and len(index) < kept.shape[0]:
+            kept = kept[index]
+        rows = [arriving.row(i) for i in index]
+        tokens = torch.tensor([row[1:] for row in rows], dtype=torch.int64)
+        chain = Chain(tokens, [k] * len(rows), None, [False] * len(rows), kept)
+        return Foresight(branches, [row[0] for row in rows], chain)
+
+    def _grow_scratch(self, feeds: Rows[Feed], width: int, depth: int) -> bool:
+        """Room for `width` branches of every sequence, to be trimmed again; False, and nothing held, without it."""
+        bases = [feed.row.start + len(feed.row.tokens) for feed in feeds]
+        if max(bases) + depth > self._max_positions:
+            return False
+        need = [self._blocks.blocks_for(base + width * depth) - len(feed.seq.block_table)
+                for base, feed in zip(bases, feeds, strict=True)]  # fmt: skip
+        if sum(max(0, blocks) for blocks in need) > self._blocks.num_free:
+            return False
+        for base, feed in zip(bases, feeds, strict=True):
+            self._blocks.grow(feed.seq.block_table, base + width * depth)
+        return True
 
     def branch(
         self,
@@ -177,8 +234,8 @@ class PagedDrafter:
         should_stop: Callable[[], bool],
     ) -> Chain:
         """Feed every guess, then draft k tokens after it. Entries are scratch: the trunk keeps nothing of them."""
-        ends = [self._end(branch.seq) + branch.depth for branch in branches]
-        bases = [self._end(branch.seq) + len(drafts) for branch, drafts in zip(branches, sent, strict=True)]
+        ends = [self._trunk.end(branch.seq) + branch.depth for branch in branches]
+        bases = [self._trunk.end(branch.seq) + len(drafts) for branch, drafts in zip(branches, sent, strict=True)]
         layout = self._layout(branches, ends, bases, k)
         if layout is None:
             return self._no_chain(len(branches), k)
@@ -219,7 +276,7 @@ class PagedDrafter:
             return TreeMaskLayout(branches, ends, bases, k, self._blocks, self.runner.device)
         if sum(RowsLayout.blocks_needed(end, k, size) for end in ends) > self._blocks.num_free:
             return None
-        return RowsLayout(branches, ends, k, self._blocks, self.runner.kv, self.runner.device)
+        return RowsLayout(branches, ends, k, self._blocks, self.runner.kv, self.runner.device, self.runner.graphs)
 
     def release(self, seq: DraftSequence) -> None:
         """Give back the blocks and counts of a sequence."""
@@ -227,104 +284,13 @@ class PagedDrafter:
         seq.num_entries, seq.drafted = 0, None
         self._sampler.release([seq.id])
 
-    # -- committed entries -----------------------------------------------------------------------------------------
-
-    def _end(self, seq: DraftSequence) -> int:
-        """Entries that the committed tokens make."""
-        return seq.num_tokens - self._entries.shift
-
-    def _reserve(self, seq: DraftSequence, num_drafts: int) -> bool:
-        """Room for all committed entries and `num_drafts` more; False without room, or without the features."""
-        end = self._end(seq)
-        if (
-            end < 1
-            or end + num_drafts > self._max_positions
-            or not self._blocks.can_grow(seq.block_table, end + num_drafts)
-        ):
-            return False
-        self._blocks.grow(seq.block_table, end + num_drafts)
-        self._settle(seq)
-        known = 0 if seq.features is None else seq.features_start + seq.features.shape[0]
-        return not self.wants_features or known >= end
-
-    def _ready(self, seqs: Rows[DraftSequence], num_drafts: Rows[int], max_backlog: int | None) -> list[int]:
-        """The sequences that drafts can be had for now: with room for them, and no long stretch left to compute."""
-        held = [i for i, seq in enumerate(seqs) if self._reserve(seq, num_drafts[i])]
-        self._digest_backlogs([seqs[i] for i in held], max_backlog)
-        return [i for i in held if self._end(seqs[i]) - seqs[i].num_entries <= _BACKLOG]
-
-    def _settle(self, seq: DraftSequence) -> None:
-        """Count the entries of accepted drafts as committed, but for the last one, whose logits are needed again."""
-        drafted, seq.drafted = seq.drafted, None
-        if drafted is None:
-            return
-        for token in drafted.tolist():
-            entry = seq.num_entries
-            if entry + 1 >= self._end(seq) or seq.token_ids[entry + self._entries.shift] != token:
-                return
-            seq.num_entries += 1
-
-    def _catch_up(self, feeds: Rows[_Feed], mode: Mode) -> ModelOutput:
-        """Run every committed entry not yet computed, and the tails; logits of each row's last num_logits entries."""
-        rows, hidden = [], []
-        for seq, tail, tail_hidden, num_logits in feeds:
-            end = self._end(seq)
-            start = min(seq.num_entries, end - 1)  # the last one always runs: the logits after it are what is wanted
-            rows.append(Row([*self._tokens(seq, start, end), *tail], start, seq.block_table, num_logits))
-            if self.wants_features:
-                hidden += [self._committed_hidden(seq, start, end), tail_hidden]
-        fed = [part for part in hidden if part is not None and part.shape[0]]
-        output = self._forward(mode, rows, torch.cat(fed) if fed else None)
-        for feed in feeds:
-            self._mark(feed.seq, self._end(feed.seq))
-        return output
-
-    def _digest_backlogs(self, seqs: Rows[DraftSequence], most: int | None) -> None:
-        """Compute long stretches of committed entries (prompts), up to `most`, by `max_batched_tokens` a forward."""
-        left = sum(self._end(seq) for seq in seqs) if most is None else most
-        while True:
-            budget, rows, hidden, reached = min(left, self._max_batched_tokens), [], [], []
-            for seq in seqs:
-                start, end = seq.num_entries, min(self._end(seq) - 1, seq.num_entries + budget)
-                if self._end(seq) - start <= _BACKLOG or end <= start:
-                    continue
-                rows.append(Row(self._tokens(seq, start, end), start, seq.block_table, 0))
-                hidden.append(self._committed_hidden(seq, start, end))
-                reached.append((seq, end))
-                budget -= end - start
-                left -= end - start
-            if not rows:
-                return
-            fed = [part for part in hidden if part is not None]
-            self._forward(Mode.PREFILL, rows, torch.cat(fed) if fed else None)
-            for seq, end in reached:
-                self._mark(seq, end)
-
-    def _tokens(self, seq: DraftSequence, start: int, end: int) -> list[int]:
-        return seq.token_ids[start + self._entries.shift : end + self._entries.shift]
-
-    def _committed_hidden(self, seq: DraftSequence, start: int, end: int) -> torch.Tensor | None:
-        return self._entries.hidden(seq, start, end) if end > start else None
-
-    def _mark(self, seq: DraftSequence, end: int) -> None:
-        """Entries below `end` are computed; their features are dropped, but for the last one's, which may run again."""
-        seq.num_entries = end
-        digested = end - 1 - seq.features_start
-        if seq.features is not None and digested > 0:
-            seq.features = seq.features[digested:]
-            seq.features_start += digested
-
-    def _forward(
-        self, mode: Mode, rows: Rows[Row], hidden: torch.Tensor | None, input_ids: torch.Tensor | None = None
-    ) -> ModelOutput:
-        device = self.runner.device
-        batch = build_batch(
-            mode, rows, block_size=self._blocks.block_size, device=device, hidden_states=hidden, input_ids=input_ids
-        )
-        return self.runner.forward(batch)
-
     # -- shapes ----------------------------------------------------------------------------------------------------
 
     def _no_chain(self, num_rows: int, k: int) -> Chain:
         tokens = torch.zeros((num_rows, k), dtype=torch.int64, device=self.runner.device)
         return Chain(tokens, [0] * num_rows, None, [False] * num_rows, None)
+
+
+def _picks(counts: Rows[int], num_drafts: int, num_ranks: int) -> list[tuple[int, int]]:
+    """(depth, rank) of every guess; a tiny vocabulary has fewer ranks than were asked for."""
+    return [(depth, rank) for depth in range(num_drafts + 1) for rank in range(min(counts[depth], num_ranks))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
+from dataclasses import replace
 
 from ssd_ascend import trace
 from ssd_ascend.core.plan import DecodeRow
@@ -19,7 +20,8 @@ def build(side: TargetSide) -> Speculator:
     """Loads the drafter into this process."""
     config = side.setup.config
     controller = LookaheadController(config.lookahead, max_lookahead=config.max_lookahead, may_stop=side.kind.is_free)
-    drafter = side.kind.build(side.setup)
+    store = None if side.features is None else side.features.features
+    drafter = side.kind.build(replace(side.setup, feature_store=store))
     return SdSpeculator(drafter, controller, side.features, target_vocab=side.setup.target.vocab_size)
 
 
@@ -73,11 +75,9 @@ class SdSpeculator:
             known = self._sequences[seq.id] = DraftSequence(
                 seq.id, seq.token_ids, seq.num_prompt_tokens, seq.sampling, seq.seed, seq.stop_ids
             )
-        if self._features is not None:
-            have = known.features_start + (0 if known.features is None else known.features.shape[0])
-            if have < seq.num_tokens - 1:
-                start = known.features_start
-                known.features = self._features.read_features(seq.block_table, start, seq.num_tokens - 1)
+        if self._features is not None and known.features_end < seq.num_tokens - 1:
+            start = known.features_start
+            known.feature_slots = self._features.slots(seq.block_table, start, seq.num_tokens - 1)
         return known
 
     def observe(self, sequences: Rows[Sequence], verification: Verification) -> None:

@@ -18,22 +18,25 @@ from ssd_ascend.core.speculation import Source, Speculation, Verification, Verif
 from ssd_ascend.core.stats import SpeculationStats
 from ssd_ascend.speculation.base import FeatureReader, Speculator
 from ssd_ascend.speculation.draft_sampler import widen
+from ssd_ascend.speculation.remote_link import REMOTE_SILENCE_S, connect_all
 from ssd_ascend.speculation.setup import TargetSide
-from ssd_ascend.speculation.worker_client import Asked, Offer, WorkerClient, WorkerLink
+from ssd_ascend.speculation.worker_client import Asked, Offer, WorkerLink
 from ssd_ascend.speculation.worker_link import make_link
+from ssd_ascend.speculation.worker_pool import make_worker_client
 from ssd_ascend.transport.messages import Attach, Update
 
 
 def build(side: TargetSide) -> Speculator:
-    """Starts the worker: a process of its own, or in this one."""
+    """Starts the worker (a process of its own, or in this one), or connects to those that others started."""
     setup = side.setup
+    remote = setup.config.speculators
     return SsdSpeculator(
-        make_link(side),
+        connect_all(remote, setup) if remote else [make_link(side)],
         lookahead=setup.lookahead,
         features=side.features,
         target_vocab=setup.target.vocab_size,
         device=setup.device,
-        silence_s=setup.config.worker_timeout_s,
+        silence_s=min(setup.config.worker_timeout_s, REMOTE_SILENCE_S) if remote else setup.config.worker_timeout_s,
     )
 
 
@@ -42,7 +45,7 @@ class SsdSpeculator:
 
     def __init__(
         self,
-        link: WorkerLink,
+        links: Rows[WorkerLink],
         *,
         lookahead: int,
         features: FeatureReader | None,
@@ -56,8 +59,8 @@ class SsdSpeculator:
         self._features = features
         self._target_vocab = target_vocab
         self._device = device
-        self._worker = WorkerClient(
-            link, self.stats, target_vocab=target_vocab, lookahead=lookahead, silence_s=silence_s
+        self._worker = make_worker_client(
+            links, self.stats, target_vocab=target_vocab, lookahead=lookahead, silence_s=silence_s
         )
 
     # -- what the target is offered ----------------------------------------------------------------------------------

@@ -1,0 +1,84 @@
+"""What a drafter captures when it is built: single steps wherever there are graphs, whole rounds where lengths may
+live on the device. Called by `model.py` and `eagle3.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import torch
+
+from ssd_ascend.backends.base import GraphCapture
+from ssd_ascend.log import get_logger
+from ssd_ascend.runtime.graphs import brief
+from ssd_ascend.runtime.model_runner import ModelRunner, chooser
+from ssd_ascend.speculation.drafters.captured_chain import CapturedChains
+from ssd_ascend.speculation.drafters.captured_forks import CapturedForks
+from ssd_ascend.speculation.drafters.feed import DraftParts, FeatureTable
+from ssd_ascend.speculation.setup import DraftSetup
+
+_log = get_logger(__name__)
+_MOST_STEP_ROWS = 256
+
+
+class Captured(NamedTuple):
+    """Whole rounds in graphs; None for what this device, or this configuration, does step by step."""
+
+    chains: CapturedChains | None = None
+    forks: CapturedForks | None = None
+
+
+NOTHING = Captured()
+
+
+def capture(
+    setup: DraftSetup,
+    runner: ModelRunner,
+    *,
+    catch_up: int,
+    to_target: torch.Tensor | None,
+    table: FeatureTable | None = None,
+) -> Captured:
+    """Capture for a drafter that usually has up to `catch_up` entries a sequence to compute before it drafts."""
+    backend, facts = setup.backend, setup.target
+    if not (facts.graphs and backend.capabilities.graphs):
+        return NOTHING
+    rows = facts.max_num_seqs * (1 if setup.tree_mask else max(1, setup.width))
+    features = None if table is None else torch.empty((0, table.hidden_size), dtype=table.dtype, device=setup.device)
+    glue = catch_up + (setup.lookahead if setup.width else 0)
+    runner.capture_graphs(
+        backend,
+        max_rows=min(rows, max(_MOST_STEP_ROWS, facts.max_num_seqs)),
+        lookahead=glue - 1,
+        max_len=setup.max_positions,
+        features=features,
+    )
+    graphs = backend.graphs(setup.device)
+    if graphs is None or not (backend.capabilities.padded_graphs and backend.capabilities.device_lengths):
+        return NOTHING
+    vocab = facts.vocab_size if to_target is None else int(to_target.shape[0])
+    parts = DraftParts(runner, table, chooser(backend), to_target, setup.max_positions, vocab)
+    began = time.monotonic()
+    chains = CapturedChains(parts, graphs, lookahead=setup.lookahead, max_rows=facts.max_num_seqs, per_row=catch_up)
+    forks = _forks(setup, parts, graphs, catch_up)
+    backend.synchronize(setup.device)
+    _log.info(
+        "captured %d chains and %d parts of rounds in %.1f s",
+        len(chains), 0 if forks is None else len(forks), time.monotonic() - began,
+    )  # fmt: skip
+    return Captured(chains, forks)
+
+
+def _forks(setup: DraftSetup, parts: DraftParts, graphs: GraphCapture, catch_up: int) -> CapturedForks | None:
+    """Rounds of `ssd`; None where they go step by step: no masks, or a choice that takes the host."""
+    if not setup.width or not setup.tree_mask or setup.config.fan_out == "auto" or setup.config.lookahead == "auto":
+        return None
+    try:
+        return CapturedForks(
+            parts, graphs,
+            lookahead=setup.lookahead, width=setup.width, max_rows=setup.target.max_num_seqs, per_row=catch_up,
+        )  # fmt: skip
+    except RuntimeError as error:
+        _log.warning("no graphs for rounds of %d branches (%s): they go step by step", setup.width, brief(error))
+        return None

@@ -1,0 +1,116 @@
+"""A chain as one captured graph: catch up, take the arg-max, feed it, K times; the host sends numbers once.
+
+For greedy rows on devices whose attention reads lengths from device memory. Elsewhere, and for all other rows, every
+step replays by itself (`ModelRunner.graphs`). Used by `paged.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Rows
+from typing import NamedTuple
+
+import torch
+
+from ssd_ascend.backends.base import Graph, GraphCapture
+from ssd_ascend.core.batch import Mode, ModelOutput
+from ssd_ascend.log import get_logger
+from ssd_ascend.runtime.graphs import brief
+from ssd_ascend.runtime.static import ahead_batch, ahead_fields, write_ahead
+from ssd_ascend.speculation.drafters.feed import DraftParts, Feed, FeedSize, StaticFeed, feed_sizes
+
+_log = get_logger(__name__)
+
+
+class Rolled(NamedTuple):
+    """tokens: int64 [R, K], target vocabulary. hidden: [R, K, H], see `Chain.hidden`, or None."""
+
+    tokens: torch.Tensor
+    hidden: torch.Tensor | None
+
+
+def roll(
+    parts: DraftParts,
+    output: ModelOutput,
+    steps: int,
+    forward: Callable[[int, torch.Tensor, torch.Tensor | None], ModelOutput],
+) -> Rolled:
+    """Take the arg-max of `output`, feed it with `forward(step, tokens, hidden)`, and again, `steps` times in all."""
+    tokens: list[torch.Tensor] = []
+    hidden: list[torch.Tensor] = []
+    for step in range(steps):
+        own = output.hidden if parts.table is not None else None
+        if step:
+            output = forward(step - 1, tokens[-1], own)
+            own = output.hidden if parts.table is not None else None
+        tokens.append(parts.token(output.logits))
+        if own is not None:
+            hidden.append(own)
+    return Rolled(torch.stack(tokens, dim=1), torch.stack(hidden, dim=1) if hidden else None)
+
+
+class _Chain:
+    """One size: its inputs, and what the captured call put out."""
+
+    def __init__(self, parts: DraftParts, size: FeedSize, lookahead: int) -> None:
+        self._parts = parts
+        self._lookahead = lookahead
+        self.feed = StaticFeed(parts, size, more=ahead_fields(size.rows, lookahead - 1))
+        self._out: list[Rolled] = []
+        self._graph: Graph | None = None
+
+    def capture(self, graphs: GraphCapture) -> None:
+        """Record it."""
+        self._graph = graphs.capture(self._run)
+
+    @torch.inference_mode()
+    def _run(self) -> None:
+        parts, pack = self._parts, self.feed.pack
+        last = (pack.device["query_start"][1:] - 1).clamp(min=0).to(torch.int64)  # a padded row repeats the last one
+        output = parts.runner.run(self.feed.batch(Mode.DECODE, last))
+
+        def forward(step: int, tokens: torch.Tensor, hidden: torch.Tensor | None) -> ModelOutput:
+            return parts.runner.run(ahead_batch(pack, step, tokens, hidden, max_len=parts.max_len))
+
+        self._out[:] = [roll(parts, output, self._lookahead, forward)]
+
+    def replay(self, feeds: Rows[Feed]) -> Rolled:
+        """Run it for these; what it gives holds until the next replay."""
+        assert self._graph is not None
+        write_ahead(self.feed.fill(feeds), len(feeds), self._parts.runner.block_size)
+        self.feed.pack.send()
+        self._graph.replay()
+        tokens, hidden = self._out[0]
+        return Rolled(tokens[: len(feeds)], None if hidden is None else hidden[: len(feeds)])
+
+
+class CapturedChains:
+    """Chains of `lookahead` tokens for up to `max_rows` sequences of up to `per_row` entries to catch up with."""
+
+    def __init__(self, parts: DraftParts, graphs: GraphCapture, *, lookahead: int, max_rows: int, per_row: int) -> None:
+        """Captures; what the device refuses goes step by step from then on, and one line says so."""
+        self.lookahead = lookahead
+        self._chains: list[_Chain] = []
+        for size in feed_sizes(max_rows, per_row):
+            chain = _Chain(parts, size, lookahead)
+            try:
+                self._capture(chain, graphs)
+            except RuntimeError as error:
+                _log.warning("no graph for chains of %d rows (%s): they go step by step", size.rows, brief(error))
+                continue
+            self._chains.insert(0, chain)
+
+    @staticmethod
+    def _capture(chain: _Chain, graphs: GraphCapture) -> None:
+        chain.capture(graphs)
+
+    def __len__(self) -> int:
+        """Graphs held."""
+        return len(self._chains)
+
+    def run(self, feeds: Rows[Feed]) -> Rolled | None:
+        """The chains after these entries; None when no size holds them. Good until the next call."""
+        for chain in self._chains:
+            if chain.feed.holds(feeds):
+                return chain.replay(feeds)
+        return None

@@ -1,0 +1,151 @@
+"""Drafting in captured graphs, on a device that claims to capture: a graph is the function itself, run again.
+
+So static memory, padding and the arithmetic of whole rounds are tested on any machine; a GPU runs the same tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ssd_ascend.backends.base import Backend
+from ssd_ascend.backends.registry import load_backend
+from ssd_ascend.core.sampling import SamplingParams
+from ssd_ascend.engine import builder
+from ssd_ascend.speculation.drafters.captured_chain import CapturedChains
+from ssd_ascend.speculation.drafters.captured_forks import CapturedForks
+from ssd_ascend.speculation.drafters.feed import feed_sizes
+from tests.engine.harness import DEVICE, Run, greedy, prompts_of, run, speculation
+
+PROMPTS = prompts_of([8, 1, 17, 33, 5])
+LOOKAHEAD = 4
+
+
+class _Again:
+    def __init__(self, run: Callable[[], None]) -> None:
+        self.replay = run
+
+
+class _Captures:
+    """A backend that claims to capture: its graphs are the functions."""
+
+    def __init__(self, inner: Backend) -> None:
+        self._inner = inner
+        self.capabilities = replace(inner.capabilities, graphs=True, padded_graphs=True)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def graphs(self, device: torch.device) -> _Captures:
+        return self
+
+    def capture(self, run: Callable[[], None]) -> _Again:
+        run()
+        return _Again(run)
+
+
+@pytest.fixture(autouse=True)
+def capturing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines of this file capture whatever the device."""
+    if DEVICE == "cpu":
+        monkeypatch.setenv("SSD_CPU_KERNELS", "0")
+        monkeypatch.setattr(builder, "load_backend", lambda name: _Captures(load_backend(name)))
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+    """How often chains, and whole rounds, were answered by graphs."""
+    counts = {"chains": 0, "rounds": 0}
+    chains, forks = CapturedChains.run, CapturedForks.run
+
+    def count(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any) -> Any:
+            result = own(*args)
+            counts[name] += result is not None
+            return result
+
+        return wrapper
+
+    monkeypatch.setattr(CapturedChains, "run", count("chains", chains))
+    monkeypatch.setattr(CapturedForks, "run", count("rounds", forks))
+    return counts
+
+
+def same_course(one: Run, other: Run) -> None:
+    """The same answers, and drafts that fared alike."""
+    assert one.tokens == other.tokens
+    timeless = [replace(run.stats.speculation, draft_idle_s=0.0, target_wait_s=0.0) for run in (one, other)]
+    assert timeless[0] == timeless[1]
+
+
+@pytest.mark.parametrize("drafter", ["model", "eagle3"])
+@pytest.mark.parametrize("speculator", ["sd", "ssd"])
+def test_a_captured_round_drafts_what_steps_draft(
+    pair: Path, used: dict[str, int], speculator: str, drafter: str
+) -> None:
+    """Not only the target's tokens are the same, which they would be with any drafts: every draft is."""
+    config = speculation(pair, speculator, drafter, lookahead=LOOKAHEAD, on_miss="draft")
+    stepwise = run(pair, PROMPTS, greedy(30), config, graphs=False)
+    assert used == {"chains": 0, "rounds": 0}
+    captured = run(pair, PROMPTS, greedy(30), config, graphs=True)
+    same_course(stepwise, captured)
+    assert used["chains"] > 3
+    assert (used["rounds"] > 3) is (speculator == "ssd")
+    assert captured.tokens == run(pair, PROMPTS, greedy(30), graphs=False).tokens
+
+
+@pytest.mark.parametrize("drafter", ["model", "eagle3"])
+def test_rows_that_are_drawn_go_step_by_step_beside_greedy_ones(pair: Path, used: dict[str, int], drafter: str) -> None:
+    """A sampled row keeps its whole batch out of the graphs of rounds; its steps still replay, to the same tokens."""
+    config = speculation(pair, "ssd", drafter, lookahead=LOOKAHEAD, on_miss="draft")
+    sampling = [greedy(20), SamplingParams(temperature=0.8, seed=3, max_tokens=40, ignore_eos=True)] * 2
+    stepwise = run(pair, PROMPTS[:4], sampling, config, graphs=False)
+    captured = run(pair, PROMPTS[:4], sampling, config, graphs=True)
+    same_course(stepwise, captured)
+    assert used["rounds"] == 0
+
+
+def test_a_tiny_vocabulary_and_an_uneven_fan_out(pair: Path, used: dict[str, int]) -> None:
+    """More guesses than there are tokens; depths without a guess."""
+    config = speculation(pair, "ssd", "model", lookahead=2, fan_out=(30, 0, 3))
+    same_course(
+        run(pair, PROMPTS, greedy(12), config, graphs=False), run(pair, PROMPTS, greedy(12), config, graphs=True)
+    )
+    assert used["rounds"] > 3
+
+
+def test_without_room_for_branches_a_round_goes_step_by_step(pair: Path, used: dict[str, int]) -> None:
+    """The drafter's own cache is small: nothing fails, and nothing stays held."""
+    config = speculation(pair, "ssd", "model", lookahead=LOOKAHEAD, draft_kv_blocks=9)
+    captured = run(pair, PROMPTS, greedy(30), config, graphs=True)
+    assert captured.tokens == run(pair, PROMPTS, greedy(30), graphs=False).tokens
+
+
+def test_sizes_of_feeds_cover_every_batch() -> None:
+    sizes = feed_sizes(37, 7)
+    assert sizes == sorted(sizes, key=lambda size: -size.tokens)
+    for rows in range(1, 38):
+        for longest in (1, 3, 7):
+            assert any(
+                size.rows >= rows and size.tokens >= rows * longest and size.per_row >= longest for size in sizes
+            )
+    assert {size.tokens for size in feed_sizes(1, 2)} == {2}
+
+
+def test_what_cannot_be_captured_goes_step_by_step(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that refuses whole rounds still drafts."""
+
+    def refuse(*args: Any) -> None:
+        raise RuntimeError("no more memory\nand advice")
+
+    monkeypatch.setattr(CapturedChains, "_capture", refuse)
+    monkeypatch.setattr(CapturedForks, "_capture", refuse)
+    config = speculation(pair, "ssd", "model", lookahead=LOOKAHEAD, on_miss="draft")
+    captured = run(pair, PROMPTS, greedy(12), config, graphs=True)
+    assert captured.tokens == run(pair, PROMPTS, greedy(12), graphs=False).tokens
+    assert captured.stats.speculation.hits > 0
