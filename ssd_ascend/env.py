@@ -40,6 +40,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("SSD_DATASET_DIR", "folder holding the benchmark datasets", "none"),
     Variable("SSD_LOG_LEVEL", f"one of {', '.join(LOG_LEVELS)}", "INFO"),
     Variable("SSD_API_KEY", "key clients must send when --api-key is not given", "none", secret=True),
+    Variable("SSD_SPECULATOR_SECRET", "what targets and remote speculators must both know", "none", secret=True),
     Variable("SSD_CPU_KERNELS", "0 to run the CPU backend in plain torch instead of compiled kernels", "1"),
     Variable("SSD_NPU_EMULATOR", "1 to run the NPU backend on its CPU emulator", "0"),
 )
@@ -102,6 +103,11 @@ def log_level() -> str:
 def api_key() -> str | None:
     """SSD_API_KEY: the key clients must send."""
     return _text("SSD_API_KEY")
+
+
+def speculator_secret() -> str | None:
+    """SSD_SPECULATOR_SECRET: what targets and remote speculators must both know."""
+    return _text("SSD_SPECULATOR_SECRET")
 
 
 def npu_emulator() -> bool:

@@ -30,6 +30,10 @@ def _fan_out(text: str) -> FanOutSpec:
     return numbers[0] if len(numbers) == 1 else numbers
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
 def _whole_number(text: str, expected: str) -> int:
     try:
         return int(text.strip(" []"))
@@ -86,6 +90,10 @@ def _add_speculation_arguments(group: argparse._ArgumentGroup) -> None:
     _flag(group, "--draft-threads", type=int, metavar="N", help="CPU threads of an ssd worker (default: half)")
     _flag(group, "--draft-rope", choices=("draft", "target", "auto"), help="whose rope an EAGLE-3 head uses")
     _flag(group, "--branch-lowering", choices=("auto", "tree_mask", "rows"), help="how branches are laid out")
+    _flag(
+        group, "--speculators", type=_names, metavar="HOST:PORT,...",
+        help="draft on these (started with ssd_ascend.speculate) instead of in a worker of our own",
+    )  # fmt: skip
     _flag(group, "--worker", choices=("process", "inprocess"), help="where an ssd drafter lives")
 
 

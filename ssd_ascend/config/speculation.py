@@ -21,7 +21,7 @@ class SpeculationConfig:
     1, or "auto". `on_miss` is what an `ssd` row gets when the cache did not foresee its outcome. `cache_bias` is C of
     cache-aware sampling (Saguaro, arXiv 2603.03251 definition 14): 1 leaves the draft law alone. `draft_temperature`
     None uses the request's. `draft_threads` None gives the worker half of the target's CPU threads. `worker` "process"
-    gives the drafter a process of its own.
+    gives the drafter a process of its own. `speculators` (each "host:port") draft instead of a worker of our own.
     """
 
     speculator: str = "none"
@@ -40,6 +40,7 @@ class SpeculationConfig:
     worker: Literal["process", "inprocess"] = "process"
     worker_timeout_s: float = 10.0
     draft_kv_blocks: int | None = None
+    speculators: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.lookahead != "auto" and not 1 <= self.lookahead <= MAX_LOOKAHEAD:
@@ -59,6 +60,17 @@ class SpeculationConfig:
                 f"worker_timeout_s is {self.worker_timeout_s}", remedy="give a positive number of seconds"
             )
         self._check_fan_out()
+        self._check_speculators()
+
+    def _check_speculators(self) -> None:
+        if self.speculators and self.speculator != "ssd":
+            raise ConfigError(
+                f"speculators are named, but the speculator is {self.speculator!r}", remedy="add --speculator ssd"
+            )
+        for address in self.speculators:
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+                raise ConfigError(f"{address!r} is no address of a speculator", remedy="write it as host:port")
 
     def _check_fan_out(self) -> None:
         guesses = (self.fan_out,) if isinstance(self.fan_out, int) else self.fan_out

@@ -42,7 +42,7 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> E
     backend = open_backend(config)
     path = catalogue.resolve_model(config.model)
     model_config = read_config(path)
-    draft_path, kind = _drafter(config)
+    draft_path, kind = find_drafter(config)
     capture = kind.capture_layers(draft_path, model_config) if config.speculation.enabled else ()
     max_model_len = _max_model_len(config, model_config)
     _check_lookahead(config, backend)
@@ -55,7 +55,7 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> E
         collectives = SingleRank() if ranks is None else ranks.collectives
         target = load_target(config, backend, device, collectives, capture_layers=capture, progress=progress)
         executor = Executor(target.runner, ranks)
-        side = _target_side(config, backend, target, executor, path, draft_path, kind, max_model_len, capture)
+        side = _target_side(config, backend, target, executor, path, draft_path, kind, capture)
         speculator = SPECULATORS.get(config.speculation.speculator)(side)
         engine = _assemble(config, backend, device, target, executor, speculator, side, max_model_len)
         undo.pop_all()
@@ -67,7 +67,7 @@ def open_backend(config: EngineConfig) -> Backend:
     return load_backend(config.device)
 
 
-def _drafter(config: EngineConfig) -> tuple[Path | None, DrafterKind]:
+def find_drafter(config: EngineConfig) -> tuple[Path | None, DrafterKind]:
     """Where the draft's weights lie, and what kind of drafter reads them."""
     speculation = config.speculation
     kind = DRAFTERS.get(speculation.drafter)
@@ -134,6 +134,31 @@ def load_target(
     return loaded
 
 
+def target_facts(
+    config: EngineConfig,
+    path: Path,
+    model: ModelConfig,
+    capture: tuple[int, ...],
+    *,
+    kv_tokens: int,
+    dtype: torch.dtype,
+) -> TargetFacts:
+    """What a drafter is told of the target. capture: the layers whose features it wants."""
+    return TargetFacts(
+        path=str(path),
+        vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        num_layers=model.num_layers,
+        max_model_len=_max_model_len(config, model),
+        max_num_seqs=config.max_num_seqs,
+        max_batched_tokens=config.max_batched_tokens,
+        feature_width=len(capture) * model.hidden_size,
+        kv_tokens=kv_tokens,
+        dtype=str(dtype).removeprefix("torch."),
+        eos_ids=tuple(sorted(model.eos_token_ids)),
+    )
+
+
 def _target_side(
     config: EngineConfig,
     backend: Backend,
@@ -142,24 +167,12 @@ def _target_side(
     path: Path,
     draft_path: Path | None,
     kind: DrafterKind,
-    max_model_len: int,
     capture: tuple[int, ...],
 ) -> TargetSide:
     """What the speculator is told of the target."""
     kv = target.runner.kv
-    facts = TargetFacts(
-        path=str(path),
-        vocab_size=target.config.vocab_size,
-        hidden_size=target.config.hidden_size,
-        num_layers=target.config.num_layers,
-        max_model_len=max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_batched_tokens=config.max_batched_tokens,
-        feature_width=len(capture) * target.config.hidden_size,
-        kv_tokens=kv.num_blocks * kv.block_size,
-        dtype=str(target.dtype).removeprefix("torch."),
-        eos_ids=tuple(sorted(target.config.eos_token_ids)),
-    )
+    tokens = kv.num_blocks * kv.block_size
+    facts = target_facts(config, path, target.config, capture, kv_tokens=tokens, dtype=target.dtype)
     setup = DraftSetup(
         backend=backend,
         device=target.runner.device,
@@ -167,7 +180,7 @@ def _target_side(
         target=facts,
         path=draft_path,
         width=0,
-        share=target.model,
+        share=target.model if config.tensor_parallel == 1 else None,  # a rank has only its part
         grammars=facts.grammars(),
     )
     if config.speculation.enabled:

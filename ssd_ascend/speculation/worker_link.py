@@ -17,6 +17,7 @@ from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.config.speculation import SpeculationConfig
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.log import get_logger
+from ssd_ascend.speculation.base import Drafter
 from ssd_ascend.speculation.branch_budget import BranchBudget
 from ssd_ascend.speculation.branch_depth import WindowDepth
 from ssd_ascend.speculation.draft_worker import DraftWorker
@@ -36,7 +37,7 @@ log = get_logger(__name__)
 
 
 def make_link(side: TargetSide) -> WorkerLink:
-    """The link that the configuration asks for. Waits for a first worker; ConfigError when none comes up."""
+    """A link to a worker of our own. Waits for a first worker; ConfigError when none comes up."""
     if side.setup.config.worker == "inprocess":
         return InProcessLink(side)
     supervisor = WorkerSupervisor(_ENTRY, _to_json(side.setup), check_hello=_checks(side.setup))
@@ -50,32 +51,52 @@ def make_link(side: TargetSide) -> WorkerLink:
 def build_worker(
     kind: DrafterKind, setup: DraftSetup, transport: Transport, *, overlaps: bool
 ) -> tuple[DraftWorker, Hello]:
-    """A worker on this side of `transport`, and what it says of itself first.
+    """A worker on this side of `transport`, with a drafter of its own, and what it says of itself first."""
+    drafter = build_drafter(kind, setup)
+    return make_worker(drafter, setup, transport, overlaps=overlaps), hello_of(drafter, setup)
+
+
+def build_drafter(kind: DrafterKind, setup: DraftSetup) -> Drafter:
+    """Load the drafter, with room for the branches that the configuration asks for."""
+    return kind.build(replace(setup, width=make_fan_out(setup.config.fan_out, setup.lookahead).width))
+
+
+def make_worker(
+    drafter: Drafter,
+    setup: DraftSetup,
+    transport: Transport,
+    *,
+    overlaps: bool,
+    others_wait: Callable[[], bool] = lambda: False,
+) -> DraftWorker:
+    """A worker for one target. Several may share a drafter, as long as they take turns.
 
     overlaps: whether it drafts while the target verifies, so that there is a window for `--lookahead auto` to fill.
     """
     config = setup.config
-    fan_out = make_fan_out(config.fan_out, setup.lookahead)
-    drafter = kind.build(replace(setup, width=fan_out.width))
-    worker = DraftWorker(
+    return DraftWorker(
         drafter,
         transport,
         lookahead=setup.lookahead,
-        fan_out=fan_out,
+        fan_out=make_fan_out(config.fan_out, setup.lookahead),
         fallback=FallbackPolicy(config.on_miss),
         budget=BranchBudget() if overlaps else None,
         depth=WindowDepth(setup.lookahead) if overlaps and config.lookahead == "auto" else None,
+        others_wait=others_wait,
     )
-    hello = Hello(
+
+
+def hello_of(drafter: Drafter, setup: DraftSetup) -> Hello:
+    """What a worker with this drafter says of itself."""
+    return Hello(
         version=PROTOCOL_VERSION,
         target_vocab=setup.target.vocab_size,
         draft_vocab=setup.target.vocab_size if drafter.to_target is None else int(drafter.to_target.shape[0]),
         feature_width=setup.target.feature_width if drafter.wants_features else 0,
         lookahead=setup.lookahead,
-        drafter=config.drafter,
+        drafter=setup.config.drafter,
         to_target=drafter.to_target,
     )
-    return worker, hello
 
 
 # -- a process of its own ----------------------------------------------------------------------------------------------

@@ -21,7 +21,9 @@ class Hello:
     """First message of both sides after a link is up; what does not match is refused with both values named.
 
     to_target: worker only; int64 [draft_vocab] target id of each draft id, or None when the vocabularies are one.
-    feature_width: n_capture * H of the target, 0 when the drafter wants none.
+    feature_width: n_capture * H of the target, 0 when the drafter wants none. target: which target it is, see
+    `speculation.identity`; max_model_len: of its sequences, or what the worker can follow. Both empty between a target
+    and a worker of its own.
     """
 
     version: int
@@ -31,6 +33,8 @@ class Hello:
     lookahead: int
     drafter: str
     to_target: torch.Tensor | None = None
+    target: str = ""
+    max_model_len: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,4 +117,11 @@ class Shutdown:
     """The target leaves; the worker exits."""
 
 
-Message = Hello | Request | Answer | Shutdown
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A speculator's answer to the hello of a target it cannot serve; it hangs up after it."""
+
+    reason: str
+
+
+Message = Hello | Request | Answer | Shutdown | Refusal

@@ -55,6 +55,10 @@ class SocketTransport:
         left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return cls(left), cls(right)
 
+    def fileno(self) -> int:
+        """For `select`: readable when there is news, once `recv(0)` has given None."""
+        return self._socket.fileno()
+
     def send(self, message: Message) -> None:
         """See `Transport.send`; waits at most `send_timeout_s` for a peer that does not read."""
         frame = encode(message, limit=self._limit)

@@ -18,6 +18,8 @@ from ssd_ascend.errors import TransportError
 from ssd_ascend.transport.frame import MAX_MESSAGE_BYTES, WIRE_VERSION
 from ssd_ascend.transport.socket import SEND_TIMEOUT_S, SocketTransport
 
+LEAST_SECRET: Final = 16
+"""Characters."""
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 """What a caller that connects and then says nothing can cost a listener."""
 _GREETING: Final = struct.Struct("=4sI32s")
@@ -35,10 +37,19 @@ def new_secret() -> str:
 class Listener:
     """Waits for peers on one address; `port` 0 lets the system choose."""
 
-    def __init__(self, host: str, port: int, secret: str, *, limit: int = MAX_MESSAGE_BYTES) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        secret: str,
+        *,
+        limit: int = MAX_MESSAGE_BYTES,
+        send_timeout_s: float = SEND_TIMEOUT_S,
+    ) -> None:
         _check_secret(secret)
         self._secret = secret.encode()
         self._limit = limit
+        self._send_timeout_s = send_timeout_s
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family)
         self.host = host
@@ -47,7 +58,7 @@ class Listener:
     def accept(self, timeout_s: float) -> SocketTransport | None:
         """The next peer that proves the secret, or None; who cannot is dropped, and the wait goes on."""
         sock = self.accept_socket(timeout_s)
-        return None if sock is None else SocketTransport(sock, limit=self._limit)
+        return None if sock is None else SocketTransport(sock, send_timeout_s=self._send_timeout_s, limit=self._limit)
 
     def accept_socket(self, timeout_s: float) -> socket.socket | None:
         """The same, for who speaks something else than messages."""
@@ -97,8 +108,10 @@ def connect_socket(host: str, port: int, secret: str, *, timeout_s: float) -> so
 
 
 def _check_secret(secret: str) -> None:
-    if len(secret) < 16:
-        raise TransportError(f"a secret of {len(secret)} characters", remedy="use 16 or more, e.g. tcp.new_secret()")
+    if len(secret) < LEAST_SECRET:
+        raise TransportError(
+            f"a secret of {len(secret)} characters", remedy=f"use {LEAST_SECRET} or more, e.g. tcp.new_secret()"
+        )
 
 
 def _ask_then_show(sock: socket.socket, secret: bytes) -> None:

@@ -18,20 +18,31 @@ from ssd_ascend.core.sampling import MAX_STOP_STRINGS, SamplingParams
 from ssd_ascend.core.speculation import Source, VerificationOutcome
 from ssd_ascend.errors import RequestError, TransportError
 from ssd_ascend.transport.frame import FLOAT_DTYPES, MAX_MESSAGE_BYTES, FrameReader, FrameWriter
-from ssd_ascend.transport.messages import Answer, Attach, Hello, Message, Request, Shutdown, Update, WorkerStats
+from ssd_ascend.transport.messages import (
+    Answer,
+    Attach,
+    Hello,
+    Message,
+    Refusal,
+    Request,
+    Shutdown,
+    Update,
+    WorkerStats,
+)
 
 _INT64_MAX: Final = (1 << 63) - 1
 _INT64_MIN: Final = -(1 << 63)
 _MAX_ID: Final = (1 << 31) - 1
 """Of tokens and of lengths."""
 _MAX_NAME_BYTES: Final = 256
+_MAX_REASON_BYTES: Final = 4096
 _MAX_STOP_BYTES: Final = 1 << 20
 _MAX_GRAMMAR_BYTES: Final = 1 << 20
 _GRAMMARS: Final = tuple(GrammarKind)
 _COUNTS: Final = ("rounds", "lookups", "hits", "cached_drafts", "used_drafts", "cache_bytes")
 _LAST_SOURCE: Final = int(max(Source))
 _IDS: Final = frozenset({torch.int64})
-_HELLO, _REQUEST, _ANSWER, _SHUTDOWN = 1, 2, 3, 4
+_HELLO, _REQUEST, _ANSWER, _SHUTDOWN, _REFUSAL = 1, 2, 3, 4, 5
 
 
 def encode(message: Message, *, limit: int = MAX_MESSAGE_BYTES) -> bytearray:
@@ -49,6 +60,9 @@ def encode(message: Message, *, limit: int = MAX_MESSAGE_BYTES) -> bytearray:
             return w.finish(_HELLO, limit=limit)
         case Shutdown():
             return w.finish(_SHUTDOWN, limit=limit)
+        case Refusal(reason):
+            w.text(reason)
+            return w.finish(_REFUSAL, limit=limit)
 
 
 def decode(frame: bytearray, *, limit: int = MAX_MESSAGE_BYTES) -> Message:
@@ -64,15 +78,19 @@ def decode(frame: bytearray, *, limit: int = MAX_MESSAGE_BYTES) -> Message:
             message = _get_hello(r)
         case 4:
             message = Shutdown()
+        case 5:
+            message = Refusal(r.text("reason", _MAX_REASON_BYTES))
         case other:
-            raise TransportError(f"message kind {other}: expected 1 to 4")
+            raise TransportError(f"message kind {other}: expected 1 to 5")
     r.finish()
     return message
 
 
 def _put_hello(w: FrameWriter, hello: Hello) -> None:
     w.words += (hello.version, hello.target_vocab, hello.draft_vocab, hello.feature_width, hello.lookahead)
+    w.words.append(hello.max_model_len)
     w.text(hello.drafter)
+    w.text(hello.target)
     w.tensor(hello.to_target)
 
 
@@ -82,7 +100,9 @@ def _get_hello(r: FrameReader) -> Hello:
     draft_vocab = r.word("draft_vocab", 1, _MAX_ID)
     feature_width = r.word("feature_width", 0, _MAX_ID)
     lookahead = r.word("lookahead", 0, _MAX_ID)
+    max_model_len = r.word("max_model_len", 0, _MAX_ID)
     drafter = r.text("drafter", _MAX_NAME_BYTES)
+    target = r.text("target", _MAX_NAME_BYTES)
     to_target = r.tensor("to_target", _IDS, (draft_vocab,))
     if to_target is not None:
         _check_ids("to_target", to_target, target_vocab - 1)
@@ -94,6 +114,8 @@ def _get_hello(r: FrameReader) -> Hello:
         lookahead=lookahead,
         drafter=drafter,
         to_target=to_target,
+        target=target,
+        max_model_len=max_model_len,
     )
 
 

@@ -12,7 +12,7 @@ from ssd_ascend.engine.engine import Engine
 from ssd_ascend.speculation.draft_worker import DraftWorker
 from ssd_ascend.speculation.setup import TargetSide
 from ssd_ascend.speculation.speculators.ssd import SsdSpeculator
-from ssd_ascend.speculation.worker_client import Worker
+from ssd_ascend.speculation.worker_client import Worker, WorkerClient
 from ssd_ascend.speculation.worker_link import InProcessLink
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.messages import Message
@@ -34,6 +34,7 @@ def through(monkeypatch: pytest.MonkeyPatch, wrap: Wrap) -> None:
 def link_of(engine: Engine) -> InProcessLink:
     speculator = engine._speculator
     assert isinstance(speculator, SsdSpeculator)
+    assert isinstance(speculator._worker, WorkerClient)
     link = speculator._worker._link
     assert isinstance(link, InProcessLink)
     return link

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.errors import TransportError
 from ssd_ascend.transport import frame
-from ssd_ascend.transport.messages import Answer, Attach, Hello, Message, Request, Shutdown
+from ssd_ascend.transport.messages import Answer, Attach, Hello, Message, Refusal, Request, Shutdown
 from ssd_ascend.transport.wire import decode, encode
 from tests.unit.plain_messages import answer, request, same
 from tests.unit.transport_messages import messages
@@ -120,7 +120,7 @@ def test_nonsense_with_true_checksums_is_refused_or_read_but_never_breaks_anythi
         got = decode(resealed(damaged))
     except TransportError:
         return
-    assert isinstance(got, (Hello, Request, Answer, Shutdown))
+    assert isinstance(got, (Hello, Request, Answer, Shutdown, Refusal))
 
 
 @settings(deadline=None, max_examples=200)

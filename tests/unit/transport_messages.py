@@ -7,7 +7,17 @@ from hypothesis import strategies as st
 
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.core.speculation import VerificationOutcome
-from ssd_ascend.transport.messages import Answer, Attach, Hello, Message, Request, Shutdown, Update, WorkerStats
+from ssd_ascend.transport.messages import (
+    Answer,
+    Attach,
+    Hello,
+    Message,
+    Refusal,
+    Request,
+    Shutdown,
+    Update,
+    WorkerStats,
+)
 
 token = st.integers(0, (1 << 31) - 1)
 sequence_id = st.integers(0, (1 << 63) - 1)
@@ -121,7 +131,10 @@ def hellos(draw: st.DrawFn) -> Hello:
         lookahead=draw(st.integers(0, 64)),
         drafter=draw(st.text(st.characters(), max_size=20)),
         to_target=torch.randint(0, vocab, (draft_vocab,)) if draw(st.booleans()) else None,
+        target=draw(st.text(st.characters(), max_size=20)),
+        max_model_len=draw(length),
     )
 
 
-messages: st.SearchStrategy[Message] = hellos() | requests() | answers() | st.just(Shutdown())
+refusals = st.builds(Refusal, st.text(st.characters(), max_size=40))
+messages: st.SearchStrategy[Message] = hellos() | requests() | answers() | st.just(Shutdown()) | refusals

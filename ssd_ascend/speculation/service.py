@@ -1,0 +1,158 @@
+"""Speculation as a service: one drafter, a line to each of several targets, and their requests in turn.
+
+Targets come and go while it runs. One thread lets them in; the one that called `serve` does all drafting, because a
+device does one thing at a time anyway. Started by `python -m ssd_ascend.speculate`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import select
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from ssd_ascend.errors import SsdError, TransportError
+from ssd_ascend.log import get_logger
+from ssd_ascend.speculation.draft_worker import DraftWorker
+from ssd_ascend.speculation.remote_link import mismatch
+from ssd_ascend.transport.messages import Hello, Refusal
+from ssd_ascend.transport.socket import SocketTransport
+from ssd_ascend.transport.tcp import Listener
+
+_POLL_S: Final = 0.25
+_HELLO_S: Final = 5.0
+log = get_logger(__name__)
+
+MakeWorker = Callable[[SocketTransport, Callable[[], bool]], DraftWorker]
+"""Makes the worker for one target's line; the second is `others_wait`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Guest:
+    """A target that was let in."""
+
+    line: SocketTransport
+    worker: DraftWorker
+    name: int
+
+
+class SpeculatorService:
+    """Serves whoever proves the secret and has the right target. `serve` returns after `stop`."""
+
+    def __init__(self, listener: Listener, make_worker: MakeWorker, hello: Hello) -> None:
+        """All workers that `make_worker` makes share one drafter. hello: what we say of ourselves."""
+        self._listener = listener
+        self._make_worker = make_worker
+        self._hello = hello
+        self._stopping = threading.Event()
+        self._arrivals: queue.SimpleQueue[SocketTransport] = queue.SimpleQueue()
+        self._bell, self._ringer = socket.socketpair()
+        self._bell.setblocking(False)
+        self._guests: list[_Guest] = []
+        self._names = 0
+
+    @property
+    def num_guests(self) -> int:
+        """Targets being served."""
+        return len(self._guests)
+
+    def serve(self) -> None:
+        """Let targets in and draft for them until `stop`."""
+        door = threading.Thread(target=self._welcome, name="ssd-speculator-door", daemon=True)
+        door.start()
+        try:
+            while not self._stopping.is_set():
+                self._admit()
+                if not self._round():
+                    self._wait()
+        finally:
+            self.stop()
+            door.join()
+            for guest in list(self._guests):
+                self._part(guest, "the speculator stops")
+            self._listener.close()
+            self._bell.close()
+            self._ringer.close()
+
+    def stop(self) -> None:
+        """End `serve`; from any thread or a signal handler."""
+        self._stopping.set()
+        with contextlib.suppress(OSError):  # it has ended already
+            self._ringer.send(b"!")
+
+    # -- the door ------------------------------------------------------------------------------------------------
+
+    def _welcome(self) -> None:
+        """Body of the door's thread: hellos are exchanged here, so that drafting never waits for them."""
+        while not self._stopping.is_set():
+            line = self._listener.accept(_POLL_S)
+            if line is not None and self._introduced(line):
+                self._arrivals.put(line)
+                self._ringer.send(b"!")
+
+    def _introduced(self, line: SocketTransport) -> bool:
+        try:
+            hello = line.recv(_HELLO_S)
+            reason = mismatch(hello, self._hello) if isinstance(hello, Hello) else "a target begins with a hello"
+            line.send(self._hello if reason is None else Refusal(reason))
+        except TransportError as error:
+            reason = error.message
+        if reason is not None:
+            log.warning("a target was turned away: %s", reason)
+            line.close()
+        return reason is None
+
+    def _admit(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._bell.recv(64):
+                pass
+        while not self._arrivals.empty():
+            line = self._arrivals.get()
+            self._names += 1
+            worker = self._make_worker(line, partial(self._others_wait, line))
+            self._guests.append(_Guest(line, worker, self._names))
+            log.info("target %d is here, %d in all", self._names, len(self._guests))
+
+    # -- drafting ------------------------------------------------------------------------------------------------
+
+    def _round(self) -> bool:
+        """One turn for each target that has sent something; False when none had."""
+        any_work = False
+        for guest in list(self._guests):
+            try:
+                any_work |= guest.worker.pump() > 0
+            except TransportError as error:
+                self._part(guest, error.message)
+            except SsdError as error:
+                log.exception("target %d asked for what cannot be", guest.name)
+                self._part(guest, str(error))
+        return any_work
+
+    def _others_wait(self, line: SocketTransport) -> bool:
+        """Whether a target other than the one at `line` has sent something."""
+        others = [guest.line.fileno() for guest in self._guests if guest.line is not line]
+        if not others:
+            return False
+        poll = select.poll()
+        for number in others:
+            poll.register(number, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def _part(self, guest: _Guest, reason: str) -> None:
+        self._guests.remove(guest)
+        guest.line.close()
+        guest.worker.close()
+        log.info("target %d has gone (%s), %d left", guest.name, reason, len(self._guests))
+
+    def _wait(self) -> None:
+        """Sleep until a target or the door has news."""
+        poll = select.poll()
+        poll.register(self._bell, select.POLLIN)
+        for guest in self._guests:
+            poll.register(guest.line.fileno(), select.POLLIN)
+        poll.poll()
