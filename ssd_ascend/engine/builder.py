@@ -156,6 +156,7 @@ def target_facts(
         kv_tokens=kv_tokens,
         dtype=str(dtype).removeprefix("torch."),
         eos_ids=tuple(sorted(model.eos_token_ids)),
+        graphs=config.graphs,
     )
 
 
