@@ -69,7 +69,7 @@ def to_plain(config: EngineConfig) -> dict[str, Any]:
 
 def from_plain(values: Mapping[str, Any]) -> EngineConfig:
     """The inverse of `to_plain`, also after JSON made lists of tuples."""
-    speculation = {
+    speculation: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in values["speculation"].items()
     }
     return EngineConfig(**{**values, "speculation": SpeculationConfig(**speculation)})
