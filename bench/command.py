@@ -54,6 +54,9 @@ def build_parser() -> argparse.ArgumentParser:
     flag("--keep-prefix-cache", action="store_true", help="let later runs find the prompts of earlier ones cached")
     flag("--against", choices=("transformers",), help="measure this, too, in the same turns")
     flag("--tune", metavar="LIST", help="lookaheads to try for each drafting mode first, keeping the fastest")
+    flag("--synthetic", action="store_true", help="random weights at the preset's shapes: where there are no others")
+    flag("--accepted", type=float, metavar="P", help="share of drafts kept with --synthetic (default: the preset's)")
+    flag("--foreseen", type=float, metavar="P", help="share of other outcomes foreseen with --synthetic (default 0.85)")
     flag("--openai-url", metavar="URL", help="measure this server instead of an engine in this process")
     flag("--api-key", metavar="KEY", help="key of that server")
     flag("--clients", metavar="LIST", help="concurrent streaming clients; starts our own server unless --openai-url")
@@ -103,7 +106,12 @@ def _measure(args: argparse.Namespace) -> dict[str, Any]:
         from bench.online import measure
     else:
         from bench.offline import measure
-    return measure(args)
+    if not hasattr(args, "synthetic"):
+        return measure(args)
+    from bench.stand_ins import stand_ins
+
+    with stand_ins(args) as notice:
+        return measure(args) | {"notice": notice}
 
 
 def _num_devices(args: argparse.Namespace) -> int | None:

@@ -176,6 +176,7 @@ class OwnEngine:
                     num_tokens=sum(len(delta.token_ids) for delta in deltas),
                     is_decode=no_first and len(deltas) == stats.running + ended,
                     spans_ns=spans,
+                    lookups=stats.speculation.lookups - before.lookups,
                     hits=stats.speculation.hits - before.hits,
                     idle_ns=min(now - last, int((stats.speculation.draft_idle_s - before.draft_idle_s) * 1e9)),
                     rounds_ns=commit_ns + spans.get("schedule", 0) + spans.get("propose", 0),

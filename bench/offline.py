@@ -14,11 +14,14 @@ import torch
 
 from bench import cases, report
 from bench.cases import Case, Texts
+from bench.device_cost import copy_rate, put_floor, put_launches
 from bench.equality import differences, put_equality
 from bench.modes import Mode, OwnEngine, base_config, fit_cache, parse_modes
 from bench.samples import Sample
 from bench.summary import Row, put_ratio, summarise
+from bench.timeline import Bar, rounds
 from ssd_ascend import catalogue
+from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.progress import bar
@@ -135,20 +138,28 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     load = report.load_average()
     rows: list[Row] = []
     texts: list[list[int]] = []
+    timelines: dict[str, list[Bar]] = {}
     with contextlib.ExitStack() as stack:
         own = [stack.enter_context(OwnEngine(mode)) for mode in plan.modes]
         info = own[0].engine.info
+        backend = load_backend(plan.modes[0].config.device)
+        rate = copy_rate(backend, backend.device(0))
         for batch in plan.batches:
             contenders: list[Contender] = [*own, *_rivals(plan, batch, own[0])]
             samples = _take_turns(plan, contenders, batch)
             rows += _rows(plan, contenders, samples, batch, judge=own[0])
+            for engine, row in zip(own, rows[-len(contenders) :], strict=False):
+                put_floor(row, engine, samples[engine.name], rate)
+                put_launches(row, engine, plan.waves(batch)[0][:batch], plan.sampling)
+                timelines[f"{engine.name}, batch {batch}"] = rounds(samples[engine.name])
             texts = samples[own[0].name][0].outputs
     if getattr(args, "example", False):
         _print_answers(plan, own[0].config.model, texts)
     return report.result(
         rows, device=info.device, load=(load, report.load_average()), model=info.model, dtype=info.dtype,
         threads=torch.get_num_threads(), prompts=len(plan.cases), output_len=plan.sampling.max_tokens,
-        temperature=plan.sampling.temperature, continuous=plan.continuous,
+        temperature=plan.sampling.temperature, continuous=plan.continuous, timelines=timelines,
+        copy_bytes_per_s=round(rate),
     )  # fmt: skip
 
 
@@ -156,7 +167,6 @@ def _rivals(plan: Plan, batch: int, first: OwnEngine) -> list[Contender]:
     if plan.against is None:
         return []
     from bench.rival import TransformersRival
-    from ssd_ascend.backends.registry import load_backend
 
     device = load_backend(first.config.device).device(0)
     return [TransformersRival(first.config.model, dtype=first.engine.info.dtype, device=device, batch=batch)]

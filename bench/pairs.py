@@ -13,7 +13,7 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from bench.rounds import put_round
 from bench.samples import Sample
 from bench.shapes import shape
 from bench.summary import Row, summarise
+from bench.timeline import rounds
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.config.speculation import SpeculationConfig
 from ssd_ascend.core.sampling import SamplingParams
@@ -158,8 +159,8 @@ def prompts(pair: Pair, settings: Settings, batch: int) -> list[list[Case]]:
     ]
 
 
-def run_job(job: Job, settings: Settings) -> Iterator[Row]:
-    """Build the engine, serve every batch size, and yield its row."""
+def run_job(job: Job, settings: Settings) -> Iterator[dict[str, Any]]:
+    """Build the engine, serve every batch size, and yield its row, and some of its rounds one by one."""
     began = time.perf_counter()
     sampling = SamplingParams(
         temperature=0.0, max_tokens=settings.output_len, ignore_eos=True, seed=0, reproducible=False
@@ -176,6 +177,7 @@ def run_job(job: Job, settings: Settings) -> Iterator[Row]:
             row |= {"pair": job.pair, "tp": job.tp, "device": engine.engine.info.device}
             row |= {"lookahead": engine.engine.info.lookahead, "built_s": round(built_s, 2)}
             yield row | _equality(job, settings, batch, samples)
+            yield {"timeline": f"{job.pair} {job.name}, batch {batch}", "bars": rounds(samples)}
             if sick := engine.engine.health():
                 raise SsdError(f"{job.pair} {job.name}: {sick}")
 
@@ -211,7 +213,7 @@ def run_jobs(jobs: Sequence[Job], settings: Settings, rows: Path, deadline: floa
             torch.accelerator.empty_cache()
 
 
-def append(file: Path, row: Row) -> None:
+def append(file: Path, row: Mapping[str, Any]) -> None:
     """One more line of JSON."""
     with file.open("a", encoding="utf-8") as out:
         out.write(json.dumps(row) + "\n")

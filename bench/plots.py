@@ -1,21 +1,23 @@
-"""Pictures of a result as PNG files. Needs matplotlib (the extra `bench`), which nothing else here does."""
+"""Pictures of a result as PNG files: `bench.py --plots`, or `python -m bench.plots RESULT.json DIR` afterwards.
+
+Needs matplotlib (the extra `bench`), which nothing else here does.
+"""
 
 from __future__ import annotations
 
 import importlib
+import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench import gantt
 from ssd_ascend.errors import ConfigError
 
 Rows = Sequence[Mapping[str, Any]]
-_PARTS = ("schedule", "draft", "wait", "inputs", "forward", "verify", "observe", "commit")
-"""In the order of a step; what `propose` takes beside draft and wait is a sliver and left out."""
-_COLOURS = {
-    "schedule": "#b8c4d6", "draft": "#e07a5f", "wait": "#f2cc8f", "inputs": "#81b29a", "forward": "#3d5a80",
-    "verify": "#98c1d9", "observe": "#9d8189", "commit": "#6d6875",
-}  # fmt: skip
+_FAINT = "#707070"
 
 
 def draw_all(outcome: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -26,19 +28,33 @@ def draw_all(outcome: Mapping[str, Any], folder: Path) -> list[Path]:
     except ModuleNotFoundError as error:
         raise ConfigError("--plots needs matplotlib", remedy="pip install matplotlib, or leave --plots out") from error
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = []
-    pictures: dict[str, Callable[[Any, Rows], bool]] = {
-        "speed": _speed, "kinds": _kinds, "acceptance": _acceptance, "round": _round, "frontier": _frontier,
+    rows = [_named(row) for row in outcome["rows"] if "mode" in row and "skipped" not in row]
+    pictures: dict[str, Callable[[Any], bool]] = {
+        name: partial(draw, rows=rows)
+        for name, draw in (("speed", _speed), ("kinds", _kinds), ("acceptance", _acceptance), ("hits", _hits),
+                           ("frontier", _frontier))
     }  # fmt: skip
+    for number, (name, bars) in enumerate(outcome.get("timelines", {}).items(), 1):
+        pictures[f"rounds-{number}"] = partial(gantt.draw, name=name, bars=bars)
+    drawn = []
     for name, draw in pictures.items():
-        figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-        if draw(axes, outcome["rows"]):
-            figure.suptitle(f"{outcome.get('model')}, {outcome.get('dtype')}, {outcome.get('device')}", fontsize=9)
+        figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
+        if draw(axes):
+            told = [str(outcome[key]) for key in ("model", "dtype", "device", "notice") if key in outcome]
+            figure.suptitle(", ".join(told), fontsize=9, color=_FAINT)
             axes.spines[["top", "right"]].set_visible(False)
             figure.savefig(folder / f"{name}.png", dpi=150)
             drawn.append(folder / f"{name}.png")
         pyplot.close(figure)
     return drawn
+
+
+def _named(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row of `bench/two_gpus.py` by its pair and cards, too."""
+    if "pair" not in row:
+        return row
+    cards = f" tp {row['tp']}" if row.get("tp", 1) != 1 else ""
+    return {**row, "mode": f"{row['pair']} {row['mode']}{cards}"}
 
 
 def _unique(rows: Rows, key: str) -> list[Any]:
@@ -92,43 +108,39 @@ def _kinds(axes: Any, rows: Rows) -> bool:
 
 
 def _acceptance(axes: Any, rows: Rows) -> bool:
-    """How often the draft at each position was accepted."""
+    """How often the draft at each position was kept, of those that were offered."""
+    return _by_place(axes, rows, "accepted_at_", title="Acceptance by position", xlabel="position of the draft",
+                     ylabel="share kept")  # fmt: skip
+
+
+def _hits(axes: Any, rows: Rows) -> bool:
+    """How often the speculation cache had foreseen an outcome, by how many drafts had been kept; and how many such."""
+    drawn = _by_place(axes, rows, "hits_at_", title="Hit rate by depth", xlabel="drafts kept before the next token",
+                      ylabel="share foreseen")  # fmt: skip
+    for row in rows if drawn else ():
+        for place, share in _places(row, "hits_at_"):
+            axes.annotate(f"{row[f'lookups_at_{place}']}", (place, share), textcoords="offset points", xytext=(0, 7),
+                          ha="center", fontsize=8, color=_FAINT)  # fmt: skip
+    return drawn
+
+
+def _by_place(axes: Any, rows: Rows, prefix: str, **labels: str) -> bool:
+    """Shares by place, one line a row; those nobody counted are left out."""
     for row in rows:
-        values = {int(key.rpartition("_")[2]): row[key] for key in row if key.startswith("accepted_at_")}
-        points = [(place, value) for place, value in sorted(values.items()) if value is not None]
-        if points:
+        if points := _places(row, prefix):
             axes.plot(*zip(*points, strict=True), marker="o", label=f"{row['mode']}, batch {row['batch']}")
     if not axes.lines:
         return False
-    axes.set(title="Acceptance", xlabel="position of the draft", ylabel="share accepted", ylim=(0, 1.05))
+    axes.set(**labels, ylim=(0, 1.08))
+    axes.grid(axis="y", color="#e6e6e6")
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower left")
     return True
 
 
-def _round(axes: Any, rows: Rows) -> bool:
-    """The mean decode step of each mode as a time line, and below it what an ssd drafter did meanwhile."""
-    traced = [row for row in rows if "forward_ms" in row and row["batch"] == rows[0]["batch"]]
-    if not traced:
-        return False
-    names: list[str] = []
-    for row in traced:
-        start = 0.0
-        for part in _PARTS:
-            length = row.get(f"{part}_ms") or 0.0
-            label = part if not any(part == text for text in axes.get_legend_handles_labels()[1]) else None
-            axes.barh(len(names), length, left=start, color=_COLOURS[part], label=label, height=0.6)
-            start += length
-        names.append(f"{row['mode']}: target")
-        if "draft_idle_ms" in row:
-            idle = min(start, row["draft_idle_ms"])
-            axes.barh(len(names), start - idle, color=_COLOURS["draft"], height=0.35)
-            names.append(f"{row['mode']}: speculator")
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.set(title=f"A mean decode step, batch {traced[0]['batch']}", xlabel="milliseconds")
-    axes.legend(frameon=False, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.15))
-    return True
+def _places(row: Mapping[str, Any], prefix: str) -> list[tuple[int, float]]:
+    found = {int(key.removeprefix(prefix)): row[key] for key in row if key.startswith(prefix)}
+    return [(place, value) for place, value in sorted(found.items()) if value is not None]
 
 
 def _frontier(axes: Any, rows: Rows) -> bool:
@@ -146,3 +158,8 @@ def _frontier(axes: Any, rows: Rows) -> bool:
              ylabel="tokens/s together")  # fmt: skip
     axes.legend(frameon=False)
     return True
+
+
+if __name__ == "__main__":
+    for picture in draw_all(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])):
+        print(picture)

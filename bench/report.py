@@ -24,6 +24,9 @@ _COLUMNS: tuple[tuple[str, str], ...] = (
     ("tokens/s", "tokens_per_s"),
     ("per device", "tokens_per_s_per_device"),
     ("ms/step", "ms_per_step"),
+    ("of floor", "share_of_floor"),
+    ("host ms", "host_ms"),
+    ("launches", "launches_per_step"),
     ("first token ms", "ttft_ms"),
     ("tokens/step", "acceptance_length"),
     ("hit rate", "hit_rate"),
@@ -154,6 +157,8 @@ def tables(outcome: Mapping[str, Any]) -> str:
     head = ", ".join(f"{name} {outcome[name]}" for name in told if outcome.get(name) is not None)
     load = f"load average {outcome['load_before']} before, {outcome['load_after']} after"
     parts = [f"{head}; {outcome['machine']}; {load}"]
+    if "notice" in outcome:
+        parts.append(str(outcome["notice"]))
     if rows and "clients" in rows[0]:
         parts.append(online_table(rows))
     elif rows and "rounds" in rows[0]:

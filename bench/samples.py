@@ -20,6 +20,7 @@ class Step:
     num_tokens: int
     is_decode: bool
     spans_ns: Mapping[str, int] = field(default_factory=dict)
+    lookups: int = 0
     hits: int = 0
     rounds_ns: int = 0
     """From the end of `observe` of the step before to the end of `propose`: how long drafts were waited for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Sequence
 
@@ -41,6 +42,8 @@ def summarise(name: str, batch: int, samples: Sequence[Sample], *, num_devices: 
     if any(step.spans_ns for sample in samples for step in sample.steps):
         _put_breakdown(row, samples)
     _put_drafting(row, samples)
+    if batch == 1:
+        _put_hits_by_depth(row, samples)
     return row
 
 
@@ -94,6 +97,17 @@ def _put_drafting(row: Row, samples: Sequence[Sample]) -> None:
         row["tokens_per_miss"] = round(total.miss_rows_tokens / total.miss_rows, 3) if total.miss_rows else None
         row["cache_bytes"] = total.cache_bytes
         put(row, "draft_idle_ms", [sample.draft_idle_ms for sample in samples])
+
+
+def _put_hits_by_depth(row: Row, samples: Sequence[Sample]) -> None:
+    """How often an outcome with j drafts accepted was foreseen. Of single sequences, where a step has one outcome."""
+    seen: dict[int, list[int]] = {}
+    for sample in samples:
+        for before, after in itertools.pairwise(sample.decode_steps):
+            if after.lookups == 1:
+                seen.setdefault(before.num_tokens - 1, []).append(after.hits)
+    for depth, hits in sorted(seen.items()):
+        row |= {f"hits_at_{depth}": round(statistics.mean(hits), 4), f"lookups_at_{depth}": len(hits)}
 
 
 def _add(left: Sequence[int], right: Sequence[int]) -> list[int]:

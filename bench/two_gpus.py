@@ -130,12 +130,14 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     environment = hooked(folder / "hook")
 
     def write() -> dict[str, Any]:
-        found = compared([json.loads(line) for line in rows.read_text().splitlines()])
+        lines = [json.loads(line) for line in rows.read_text().splitlines()]
+        timelines = {line["timeline"]: line["bars"] for line in lines if "bars" in line}
+        found = compared([line for line in lines if "bars" not in line])
         device = next((str(row["device"]) for row in found if "device" in row), settings.device)
         outcome = report.result(
             found, device=device, load=(load, report.load_average()), accepted=args.accepted, foreseen=args.foreseen,
             acceptance="set in synthetic weights, not learned", prompt_len=args.prompt_len, output_len=args.output_len,
-            seconds=round(time.time() - began, 1),
+            seconds=round(time.time() - began, 1), timelines=timelines,
         )  # fmt: skip
         report.write_json(args.json, outcome)
         return outcome

@@ -1,0 +1,97 @@
+"""`bench.py --synthetic`: models of a preset's shapes where its weights cannot be had, for as long as a run lasts.
+
+Speed does not depend on the weights' values; how often drafts are kept does, so that is set (`bench/agreement.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.agreement import Agreement
+from bench.checkpoints import hooked, install, lay_out_head, lay_out_model
+from ssd_ascend import catalogue
+from ssd_ascend.backends.registry import load_backend
+from ssd_ascend.config.preset import Dims, ModelPreset
+from ssd_ascend.errors import ConfigError
+
+_NOISE = 0.3
+_NOTICE = (
+    "weights are synthetic: {accepted:.0%} of drafts kept, {foreseen:.0%} of other outcomes foreseen, set, not learned"
+)
+ACCEPTED, FORESEEN = 0.8, 0.85
+
+
+@contextlib.contextmanager
+def stand_ins(args: argparse.Namespace) -> Iterator[str]:
+    """Let `args` name laid-out checkpoints instead of the preset it names; yields what the reader must be told."""
+    given = vars(args)
+    name = given.get("model")
+    if name is None or not catalogue.is_preset(name):
+        raise ConfigError(f"--synthetic needs a preset, not {name!r}", remedy="give --model NAME of models/")
+    expected = catalogue.find_preset(name).expected
+    usual = {"accepted": expected.acceptance.value if expected else ACCEPTED, "foreseen": FORESEEN}
+    shares = {key: given.get(key, default) for key, default in usual.items()}
+    install()
+    with tempfile.TemporaryDirectory() as folder, _environment(hooked(Path(folder) / "hook")):
+        _lay_out(given, name, Path(folder), Agreement(**shares))
+        given["random"] = True  # there is no tokenizer, and nothing to read in the answers
+        yield _NOTICE.format(**shares)
+
+
+def _lay_out(given: dict[str, Any], name: str, folder: Path, agreement: Agreement) -> None:
+    preset = catalogue.find_preset(name)
+    kind = load_backend(given.get("device")).name
+    target = lay_out_model(
+        folder / name, _config(preset.target), device_type=kind, seed=1, noise=_NOISE, core=agreement.core
+    )
+    given["model"] = str(target)
+    if preset.draft is None or preset.speculation is None:
+        return
+    for key in ("drafter", "lookahead", "fan_out"):  # a folder brings none of the preset's settings along
+        given.setdefault(key, getattr(preset.speculation, key))
+    draft = folder / f"{name}--draft"
+    if given["drafter"] == "eagle3":
+        given["draft"] = str(lay_out_head(draft, target, agreement=agreement, noise=_NOISE))
+    elif given["drafter"] == "model":
+        data = _config(preset.draft)
+        given["draft"] = str(lay_out_model(draft, data, device_type=kind, seed=2, noise=_NOISE, agreement=agreement))
+
+
+def _config(model: ModelPreset) -> dict[str, Any]:
+    """A `config.json` of the preset's sizes."""
+    dims: Dims = model.dims
+    return {
+        "model_type": model.family,
+        "hidden_size": dims.hidden_size,
+        "num_hidden_layers": dims.num_layers,
+        "num_attention_heads": dims.num_heads,
+        "num_key_value_heads": dims.num_kv_heads,
+        "head_dim": dims.head_dim,
+        "intermediate_size": dims.intermediate_size,
+        "vocab_size": dims.vocab_size,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "max_position_embeddings": dims.max_model_len or 8192,
+        "torch_dtype": "bfloat16",
+        "eos_token_id": 2,
+    }
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """For the worker processes and ranks that are started meanwhile."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = values["PYTHONPATH"]
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
