@@ -22,6 +22,12 @@ def build_parser() -> argparse.ArgumentParser:
     http.add_argument(
         "--drain-timeout", type=float, default=30.0, metavar="S", help="seconds requests may go on after SIGTERM"
     )
+    http.add_argument(
+        "--tool-format",
+        choices=("auto", "hermes", "llama3"),
+        default="auto",
+        help="how the model writes tool calls (default: as its chat template says)",
+    )
     add_engine_arguments(parser)
     return parser
 
@@ -45,7 +51,11 @@ def main(argv: Sequence[str] | None = None, *, engine_command: Sequence[str] | N
                 f"the server needs the package {error.name!r}", remedy="pip install 'ssd-ascend[serve]'"
             ) from error
         serving = ServerConfig(
-            host=args.host, port=args.port, api_key=args.api_key or env.api_key(), drain_s=args.drain_timeout
+            host=args.host,
+            port=args.port,
+            api_key=args.api_key or env.api_key(),
+            drain_s=args.drain_timeout,
+            tool_format=args.tool_format,
         )
         command = engine_command or ENGINE_COMMAND
         asyncio.run(run_server(config, serving, announce=_announce, engine_command=command))

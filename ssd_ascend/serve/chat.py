@@ -3,39 +3,48 @@
 from __future__ import annotations
 
 import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ssd_ascend.engine.outputs import Answer, AnswerDelta, AnswerStats
+from ssd_ascend.engine.outputs import Answer, AnswerDelta, AnswerStats, stats_dict
 from ssd_ascend.errors import RequestError
+from ssd_ascend.serve.chat_plan import plan_chat
 from ssd_ascend.serve.logprobs import TokenSpelling, chat_logprobs
+from ssd_ascend.serve.parts import CallArguments, CallStart, Part, Pipeline, Reasoning, Text
 from ssd_ascend.serve.protocol import ChatRequest, parse
 from ssd_ascend.serve.state import ServerState, new_id, read_body
 from ssd_ascend.serve.streaming import AnswerResponse, EventTemplate, encode_json, usage_of
+from ssd_ascend.serve.token_sources import TokenSources
+
+Json = dict[str, object]
 
 
 async def chat_completions(state: ServerState, request: Request) -> Response:
     """Answer a conversation."""
     asked = parse(ChatRequest, await read_body(request))
     state.check_model(asked.model)
-    sampling = asked.to_sampling()
     state.engine.require_ready()
-    await state.check_grammar(asked.constraint())
-    prompt = await state.encode_chat(
-        asked.messages,
-        add_generation_prompt=asked.add_generation_prompt is not False,
-        variables=asked.chat_template_kwargs,
+    plan = await plan_chat(state, asked)
+    writer = _ChatWriter(
+        asked,
+        state.model_name,
+        state.tokenizer,
+        num_answers=plan.sampling.n,
+        new_pipeline=plan.new_pipeline,
+        device=state.engine.info.device if state.engine.info else "",
     )
-    writer = _ChatWriter(asked, state.model_name, state.tokenizer, num_answers=sampling.n)
     try:
-        stream = state.engine.generate([prompt], sampling)
+        stream = state.engine.generate([plan.prompt], plan.sampling)
     except RequestError as error:
         raise _renamed(error, {"prompt": "messages", "max_tokens": asked.max_tokens_name}) from error
     return AnswerResponse(
         stream,
         writer,
-        num_answers=sampling.n,
+        num_answers=plan.sampling.n,
         streamed=bool(asked.stream),
         on_disconnect=state.metrics.disconnects.inc,
     )
@@ -47,15 +56,36 @@ def _renamed(error: RequestError, names: dict[str, str]) -> RequestError:
     return RequestError(error.message, param=param, code=error.code, remedy=error.remedy)
 
 
+class _Prose(Pipeline):
+    """All of the text is the answer."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+
 class _ChatWriter:
     """Chat's JSON: `chat.completion`, and `chat.completion.chunk` when streamed."""
 
-    def __init__(self, asked: ChatRequest, model: str, spelling: TokenSpelling, *, num_answers: int) -> None:
+    def __init__(
+        self,
+        asked: ChatRequest,
+        model: str,
+        spelling: TokenSpelling,
+        *,
+        num_answers: int,
+        new_pipeline: Callable[[], Pipeline] | None,
+        device: str,
+    ) -> None:
         self._asked = asked
         self._spelling = spelling
         self._n = num_answers
+        self._device = device
         self._top = asked.top_logprobs or 0
-        self._head: dict[str, object] = {
+        self._pipelines = defaultdict[int, Pipeline](new_pipeline or _Prose)
+        self._sources = defaultdict[int, TokenSources](TokenSources)
+        self._called: set[int] = set()
+        """Answers that have made a call."""
+        self._head: Json = {
             "id": new_id("chatcmpl"),
             "object": "chat.completion.chunk" if asked.stream else "chat.completion",
             "created": int(time.time()),
@@ -63,42 +93,52 @@ class _ChatWriter:
         }
         self._template = EventTemplate(self._head, usage_is_null=asked.wants_usage_chunk)
 
+    # -- streamed ----------------------------------------------------------------------------------------------------
+
     def opening(self) -> bytes:
         """The role of each answer."""
-        start = {"role": "assistant", "content": ""}
-        return b"".join([self._event(index, start) for index in range(self._n)])
+        start: Json = {"role": "assistant", "content": ""}
+        return b"".join([self._template.fill(_chunk(index, start)) for index in range(self._n)])
 
     def event(self, delta: AnswerDelta) -> bytes:
-        """The new text of one answer."""
-        logprobs = None
-        if delta.logprobs:
-            logprobs = chat_logprobs(delta.logprobs, self._top, self._spelling)
-        if not delta.text and logprobs is None and delta.finish_reason is None:
-            return b""  # held back: it may become a stop string, or a whole character
-        text = {"content": delta.text} if delta.text or logprobs is not None else {}
-        return self._event(delta.index, text, logprobs, delta.finish_reason, delta.stop_reason)
+        """What one step brought to one answer, as one chunk or several."""
+        is_last = delta.finish_reason is not None
+        parts = self._pipelines[delta.index].feed(delta.text, is_last=is_last)
+        self._called.update(delta.index for part in parts if isinstance(part, CallStart))
+        chunks = [_chunk(delta.index, _as_delta(part)) for part in parts]
+        more = self._extras(delta)
+        if not chunks and (more or is_last):
+            chunks = [_chunk(delta.index, {"content": ""} if delta.logprobs else {})]
+        if chunks:
+            chunks[0] |= more
+            chunks[-1] |= self._ending(delta)
+        return b"".join([self._template.fill(chunk) for chunk in chunks])
 
-    def _event(
-        self,
-        index: int,
-        delta: dict[str, str],
-        logprobs: dict[str, object] | None = None,
-        finish_reason: str | None = None,
-        stop_reason: str | int | None = None,
-    ) -> bytes:
-        choice: dict[str, object] = {
-            "index": index,
-            "delta": delta,
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-        }
-        if stop_reason is not None:
-            choice["stop_reason"] = stop_reason
-        return self._template.fill(choice)
+    def _extras(self, piece: AnswerDelta | Answer) -> Json:
+        """What goes with the tokens rather than with their text."""
+        more: Json = {}
+        if piece.logprobs:
+            more["logprobs"] = chat_logprobs(piece.logprobs, self._top, self._spelling)
+        if self._asked.return_token_sources:
+            if tokens := self._sources[piece.index].feed(piece):
+                more["tokens"] = tokens
+            if piece.stats is not None:
+                more["speculation"] = stats_dict(piece.stats, device=self._device)
+        return more
+
+    def _ending(self, piece: AnswerDelta | Answer) -> Json:
+        """How the answer ended, if it has."""
+        called = piece.index in self._called and piece.finish_reason == "stop"
+        more: Json = {"finish_reason": "tool_calls" if called else piece.finish_reason}
+        if piece.stop_reason is not None:
+            more["stop_reason"] = piece.stop_reason
+        return more
 
     def closing(self, stats: dict[int, AnswerStats]) -> bytes:
         """The token counts, when asked for."""
         return self._template.usage(usage_of(stats, n=self._n)) if self._asked.wants_usage_chunk else b""
+
+    # -- whole -------------------------------------------------------------------------------------------------------
 
     def whole(self, answers: list[Answer]) -> bytes:
         """The response that is not streamed."""
@@ -106,14 +146,53 @@ class _ChatWriter:
         choices = [self._choice(answer) for answer in answers]
         return encode_json({**self._head, "choices": choices, "usage": usage_of(stats, n=self._n)})
 
-    def _choice(self, answer: Answer) -> dict[str, object]:
-        logprobs = None
-        if self._asked.logprobs:
-            logprobs = chat_logprobs(answer.logprobs or [], self._top, self._spelling)
+    def _choice(self, answer: Answer) -> Json:
+        parts = self._pipelines[answer.index].feed(answer.text, is_last=True)
+        self._called.update(answer.index for part in parts if isinstance(part, CallStart))
         return {
             "index": answer.index,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
-            "logprobs": logprobs,
-            "finish_reason": answer.finish_reason,
+            "message": _message(parts),
+            "logprobs": chat_logprobs([], 0, self._spelling) if self._asked.logprobs else None,
             "stop_reason": answer.stop_reason,
+            **self._extras(answer),
+            **self._ending(answer),
         }
+
+
+def _chunk(index: int, delta: Json) -> Json:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _new_call(part: CallStart, arguments: str) -> Json:
+    function = {"name": part.name, "arguments": arguments}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+
+
+def _as_delta(part: Part) -> Json:
+    """One part as the `delta` of a chunk."""
+    match part:
+        case Text(text):
+            return {"content": text}
+        case Reasoning(text):
+            return {"reasoning_content": text}
+        case CallStart(number, _):
+            return {"tool_calls": [{"index": number, **_new_call(part, "")}]}
+        case CallArguments(number, text):
+            return {"tool_calls": [{"index": number, "function": {"arguments": text}}]}
+
+
+def _message(parts: Sequence[Part]) -> Json:
+    """All parts of an answer as one message."""
+    content = "".join([part.text for part in parts if isinstance(part, Text)])
+    thoughts = "".join([part.text for part in parts if isinstance(part, Reasoning)])
+    arguments: dict[int, str] = defaultdict(str)
+    for part in parts:
+        if isinstance(part, CallArguments):
+            arguments[part.number] += part.text
+    calls = [_new_call(part, arguments[part.number]) for part in parts if isinstance(part, CallStart)]
+    message: Json = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
+    if thoughts:
+        message["reasoning_content"] = thoughts
+    if calls:
+        message["tool_calls"] = calls
+    return message

@@ -16,6 +16,7 @@ from ssd_ascend.core.sampling import MAX_LOGPROBS, MAX_N, SamplingParams
 from ssd_ascend.errors import RequestError, nearest
 from ssd_ascend.serve.constraints import ResponseFormat, grammar_of
 from ssd_ascend.serve.strict import Strict
+from ssd_ascend.serve.tools.offer import Tool, ToolChoice, ToolOffer, offer_of
 
 MAX_PROMPTS = 2048
 _NOTHING: tuple[object, ...] = (None,)
@@ -145,14 +146,10 @@ class ChatRequest(_Sampled):
         "function_call": (None, "none"),
         "functions": (None, []),
         "modalities": (None, ["text"]),
-        "parallel_tool_calls": (None, True, False),
         "prediction": _NOTHING,
         "prompt_cache_retention": _NOTHING,
-        "reasoning_effort": _NOTHING,
         "service_tier": (None, "auto", "default"),
         "store": (None, False),
-        "tool_choice": (None, "none", "auto"),
-        "tools": (None, []),
         "verbosity": (None, "medium"),
         "web_search_options": _NOTHING,
     }
@@ -166,6 +163,15 @@ class ChatRequest(_Sampled):
     prompt_cache_key: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    return_token_sources: bool | None = None
+
+    def offer(self) -> ToolOffer | None:
+        """The tools the model may call, if any."""
+        return offer_of(self.tools, self.tool_choice, parallel=self.parallel_tool_calls)
 
     def to_sampling(self) -> SamplingParams:
         """See `sampling`."""

@@ -36,6 +36,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None
+    tool_format: str = "auto"
     model_name: str | None = None
     drain_s: float = 30.0
     failure_grace_s: float = 2.0
@@ -95,7 +96,7 @@ class _Server:
         self._socket = sock
         self._announce = announce
         name = serving.model_name or engine.config.served_model_name or engine.config.model
-        self._state = ServerState(engine, tokenizer, name, serving.api_key)
+        self._state = ServerState(engine, tokenizer, name, serving.api_key, serving.tool_format)
         self._http = _Http(
             uvicorn.Config(
                 create_app(self._state),

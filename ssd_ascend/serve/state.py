@@ -17,12 +17,15 @@ from ssd_ascend.errors import RequestError
 from ssd_ascend.serve.errors import ApiError
 from ssd_ascend.serve.metrics import ServerMetrics
 from ssd_ascend.serve.protocol import Message
+from ssd_ascend.serve.tools.formats import FORMATS, ToolFormat, for_template
 from ssd_ascend.structured.compiler import check
 from ssd_ascend.text import Tokenizer
 
 MAX_BODY_BYTES = 32 << 20
 _THREAD_ABOVE = 20_000
 """Characters from which tokenizing leaves the event loop: it takes milliseconds, and other streams shall not notice."""
+
+_TURN_FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"}
 
 T = TypeVar("T")
 
@@ -35,12 +38,16 @@ class ServerState:
     tokenizer: Tokenizer
     model_name: str
     api_key: str | None = None
+    tool_format_name: str = "auto"
     created: int = field(default_factory=lambda: int(time.time()))
     metrics: ServerMetrics = field(init=False)
+    tool_format: ToolFormat = field(init=False)
 
     def __post_init__(self) -> None:
         self.metrics = ServerMetrics(lambda: self.engine.stats, lambda: self.engine.state is State.READY)
         self.engine.on_delta = self.metrics.on_delta
+        auto = self.tool_format_name == "auto"
+        self.tool_format = for_template(self.tokenizer.chat.mentions) if auto else FORMATS[self.tool_format_name]
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError 404 when a request names a model that is not served here."""
@@ -60,18 +67,34 @@ class ServerState:
 
         return await self.off_loop(sum(len(text) for text in texts), work)
 
-    async def encode_chat(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool, variables: dict[str, Any] | None
+    async def render_chat(
+        self,
+        turns: Sequence[dict[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        variables: dict[str, Any] | None,
+        tools: list[dict[str, Any]] | None = None,
     ) -> list[int]:
         """The ids of a conversation in the model's own format. `variables` reach the template."""
         reserved = sorted({"self", "messages", "tools", "add_generation_prompt"} & set(variables or ()))
         if reserved:
             raise RequestError(f"chat_template_kwargs may not set {reserved[0]}", param="chat_template_kwargs")
-        turns = [_turn(message) for message in messages]
         return await self.off_loop(
             sum(len(str(turn.get("content"))) for turn in turns),
-            lambda: self.tokenizer.chat.render(turns, add_generation_prompt=add_generation_prompt, **(variables or {})),
+            lambda: self.tokenizer.chat.render(
+                turns, add_generation_prompt=add_generation_prompt, tools=tools, **(variables or {})
+            ),
         )
+
+    def turn(self, message: Message) -> dict[str, Any]:
+        """A message as templates read it. Raises RequestError when it says nothing."""
+        turn = message.model_dump(include=_TURN_FIELDS, exclude_none=True)
+        if message.content is None and message.role != "assistant":
+            raise RequestError(f"a message of role {message.role!r} has no content", param="messages")
+        turn.setdefault("content", "")
+        if message.role == "developer":  # OpenAI's newer word; templates know the older one
+            turn["role"] = "system"
+        return turn
 
     async def check_grammar(self, constraint: tuple[Grammar, str] | None) -> None:
         """Raises RequestError naming the field when an answer cannot be held to what a request asks."""
@@ -82,17 +105,6 @@ class ServerState:
     async def off_loop(self, size: int, work: Callable[[], T]) -> T:
         """Do `work` on `size` characters: here when it is short, in a thread when others would have to wait for it."""
         return work() if size <= _THREAD_ABOVE else await asyncio.to_thread(work)
-
-
-def _turn(message: Message) -> dict[str, Any]:
-    turn = message.model_dump(include={"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"})
-    turn = {name: value for name, value in turn.items() if value is not None}
-    if message.content is None and message.role != "assistant":
-        raise RequestError(f"a message of role {message.role!r} has no content", param="messages")
-    turn.setdefault("content", "")
-    if message.role == "developer":  # OpenAI's newer word; templates know the older one
-        turn["role"] = "system"
-    return turn
 
 
 async def read_body(request: Request) -> bytes:

@@ -19,8 +19,8 @@ async def tokenize(state: ServerState, request: Request) -> Response:
     if (asked.prompt is None) == (asked.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
     if asked.messages is not None:
-        tokens = await state.encode_chat(
-            asked.messages,
+        tokens = await state.render_chat(
+            [state.turn(message) for message in asked.messages],
             add_generation_prompt=asked.add_generation_prompt,
             variables=asked.chat_template_kwargs,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ssd_ascend.core.grammar import Grammar, GrammarKind
@@ -35,6 +35,12 @@ class Vocabulary(Protocol):
     def token_bytes(self, token_id: int) -> bytes: ...
     def is_special(self, token_id: int) -> bool: ...
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+
+def with_options(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
+    """`schema` as llguidance is to read it, alone or behind `%json` in a grammar."""
+    # these replace what a schema may bring along: they are not the client's to set
+    return {**schema, "x-guidance": {"whitespace_pattern": _WHITESPACE, "lenient": not strict}}
 
 
 def check(grammar: Grammar, *, param: str) -> None:
@@ -133,13 +139,10 @@ def _spelt(grammar: Grammar, matcher: Any) -> str:
         case GrammarKind.LARK:
             spelt = matcher.grammar_from_lark(grammar.source)
         case GrammarKind.JSON_SCHEMA:
-            options = {"whitespace_pattern": _WHITESPACE, "lenient": not grammar.strict}
-            # a schema may bring options of its own in here, which are not the client's to set
             schema = json.loads(grammar.source)
             if not isinstance(schema, dict):
                 raise ValueError("a schema is a JSON object")
-            schema.pop("x-guidance", None)
-            spelt = matcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+            spelt = matcher.grammar_from_json_schema(json.dumps(with_options(schema, strict=grammar.strict)))
     return str(spelt)
 
 

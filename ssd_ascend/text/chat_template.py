@@ -27,12 +27,17 @@ class ChatTemplate:
     ) -> None:
         self._special_tokens = dict(special_tokens)
         self._encode = encode
+        self._sources = tuple(sources.values())
         self._templates = {name: _compile(source) for name, source in sources.items()}
 
     @property
     def available(self) -> bool:
         """Whether the model has a template at all."""
         return bool(self._templates)
+
+    def mentions(self, text: str) -> bool:
+        """Whether some template has `text` in its source: how a model's dialect is recognised."""
+        return any(text in source for source in self._sources)
 
     def render(
         self,

@@ -35,6 +35,16 @@ def server(parrot: Path) -> Iterator[LiveServer]:
         assert live.stop() == 0
 
 
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server whose model's template knows of thoughts."""
+    template = "{% set closing = '</think>' %}" + TEMPLATE
+    model = tmp_path_factory.mktemp("models") / "thinker"
+    write_directory(model, byte_level_backend(), eos_token="</s>", chat_template=template)
+    with LiveServer("--model", str(model), "--served-model-name", "parrot") as live:
+        yield live.wait_until_ready()
+
+
 @pytest.fixture
 def client(server: LiveServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as made:

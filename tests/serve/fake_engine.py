@@ -1,7 +1,8 @@
 """A parrot in place of a model: it says its prompt over and over, several tokens a step, in a process of its own.
 
 Words in the prompt make it misbehave: SLOW (20 ms a step), FAIL (the sequence fails), CRASH (the step raises), KILL
-(the process is killed), LOST (a worker is lost). All around it is the real thing: process, line, front end, HTTP.
+(the process is killed), LOST (a worker is lost). Between SAY[ and ]YAS stands what it says instead, once.
+All around it is the real thing: process, line, front end, HTTP.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ssd_ascend.text import Tokenizer
 
 LOOKAHEAD = 3
 MAX_RUNNING = 4
-MAX_MODEL_LEN = 512
+MAX_MODEL_LEN = 2048
 BLOCK = 16
 
 
@@ -34,6 +35,7 @@ class Bird:
 
     request: EngineRequest
     text: str
+    speech: list[int]
     said: list[int] = field(default_factory=list)
     stats: SequenceStats = field(default_factory=SequenceStats)
 
@@ -68,7 +70,11 @@ class ParrotEngine:
         assert request.sampling.seed is not None
         text = self._tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
         stats = SequenceStats(prompt_tokens=len(request.prompt_token_ids), cached_tokens=1)
-        self._birds[request.id] = Bird(request, text, stats=stats)
+        speech = request.prompt_token_ids
+        if "SAY[" in text:
+            script = text.rpartition("SAY[")[2].partition("]YAS")[0]
+            speech = [*self._tokenizer.encode(script, add_special_tokens=False), *self._eos]
+        self._birds[request.id] = Bird(request, text, speech, stats=stats)
         self._stats.prompt_tokens += len(request.prompt_token_ids)
 
     def abort(self, seq_ids: Iterable[int]) -> None:
@@ -98,7 +104,7 @@ class ParrotEngine:
         self._birds.clear()
 
     def _say(self, bird: Bird) -> TokenDelta:
-        params, prompt = bird.request.sampling, bird.request.prompt_token_ids
+        params, speech = bird.request.sampling, bird.speech
         self._misbehave(bird)
         if "FAIL" in bird.text and bird.said:
             del self._birds[bird.request.id]
@@ -108,7 +114,7 @@ class ParrotEngine:
         reason, stop_token = None, None
         is_first = not bird.said
         for _ in range(1 if is_first else LOOKAHEAD + 1):
-            token = prompt[len(bird.said) % len(prompt)]
+            token = speech[len(bird.said) % len(speech)]
             bird.said.append(token)
             tokens.append(token)
             if token in stop_ids and len(bird.said) > params.min_tokens:
