@@ -29,8 +29,6 @@ _SEND_S: Final = 0.5
 _PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 2.0
 _REFUSED_PAUSE_S: Final = 10.0
-REMOTE_SILENCE_S: Final = 3.0
-"""A remote speculator is given up sooner than a worker of our own: a line that was cut may never say so."""
 _FIRST_S: Final = 5.0
 """How long a target that starts waits for its speculators; those that come later are welcome too."""
 log = get_logger(__name__)

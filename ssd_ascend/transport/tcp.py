@@ -28,6 +28,9 @@ _NONCE_BYTES: Final = 32
 _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))
 """A host that vanishes without a word is noticed after about 11 s even when nothing is under way."""
 
+UNACKNOWLEDGED_S: Final = 3.0
+"""A host that acknowledges nothing for so long is cut off. One whose process is busy still does, so it is not."""
+
 
 def new_secret() -> str:
     """A secret nobody guesses, as text for a config file."""
@@ -179,4 +182,5 @@ def _tuned(sock: socket.socket) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000.0 * UNACKNOWLEDGED_S))
     return sock

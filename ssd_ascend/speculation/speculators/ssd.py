@@ -18,7 +18,7 @@ from ssd_ascend.core.speculation import Source, Speculation, Verification, Verif
 from ssd_ascend.core.stats import SpeculationStats
 from ssd_ascend.speculation.base import FeatureReader, Speculator
 from ssd_ascend.speculation.draft_sampler import widen
-from ssd_ascend.speculation.remote_link import REMOTE_SILENCE_S, connect_all
+from ssd_ascend.speculation.remote_link import connect_all
 from ssd_ascend.speculation.setup import TargetSide
 from ssd_ascend.speculation.worker_client import Asked, Offer, WorkerLink
 from ssd_ascend.speculation.worker_link import make_link
@@ -36,7 +36,7 @@ def build(side: TargetSide) -> Speculator:
         features=side.features,
         target_vocab=setup.target.vocab_size,
         device=setup.device,
-        silence_s=min(setup.config.worker_timeout_s, REMOTE_SILENCE_S) if remote else setup.config.worker_timeout_s,
+        silence_s=setup.config.worker_timeout_s,
     )
 
 
