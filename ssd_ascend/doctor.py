@@ -1,5 +1,6 @@
 """`python -m ssd_ascend.doctor [--json]`: what this machine has, what is missing, what to install.
 
+`--probe [--device D] [--out DIR]` also asks one device what it really does, and writes the answers down.
 Collects facts with functions that only look, then prints them as a table or as JSON; exit status 0 when this machine
 can serve on some device. Works without torch, because a missing torch is one of the things it reports.
 """
@@ -223,12 +224,38 @@ def render(table: Sequence[tuple[str, str, str]]) -> str:
     return "\n".join(f"{mark:2}  {what:<{width}}  {detail}".rstrip() for mark, what, detail in table)
 
 
+def run_probe(device: str | None, out: Path, report: Report) -> int:
+    """Ask a device everything, write probe.json and probe.md; 0 when nothing failed."""
+    from ssd_ascend.probe.report import as_markdown, probe, write
+
+    versions = {name: found for name, found in report.versions.items() if found}
+    try:
+        found = probe(device, versions, lambda title: print(f"asking: {title}", file=sys.stderr))
+    except ConfigError as error:
+        print(f"ssd-ascend doctor: {error}", file=sys.stderr)
+        return 2
+    files = write(found, out)
+    print(as_markdown(found))
+    print(f"{len(found.failures)} of {sum(len(s.findings) for s in found.sections)} answers are failures")
+    print("written: " + ", ".join(map(str, files)))
+    return 1 if found.failures else 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the report; 0 when this machine can serve on some device, else 1."""
     parser = argparse.ArgumentParser(prog="ssd-ascend doctor", description="What this machine has and what is missing.")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.add_argument("--probe", action="store_true", help="ask a device what it really does: minutes, and two files")
+    parser.add_argument(
+        "--device", metavar="D", help="the device to probe (default: SSD_DEVICE, else the best there is)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("probe"), metavar="DIR", help="where probe.json and probe.md go"
+    )
     arguments = parser.parse_args(argv)
     report = examine()
+    if arguments.probe:
+        return run_probe(arguments.device, arguments.out, report)
     if arguments.json:
         print(json.dumps({**asdict(report), "can_serve": report.can_serve}, indent=2))
     else:

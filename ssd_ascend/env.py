@@ -105,6 +105,16 @@ def api_key() -> str | None:
     return _text("SSD_API_KEY")
 
 
+def admin_key() -> str | None:
+    """SSD_ADMIN_KEY: the key of the admin endpoint."""
+    return _text("SSD_ADMIN_KEY")
+
+
+def log_format() -> str:
+    """SSD_LOG_FORMAT: "json" for one object a line, else text. Processes that we start inherit it."""
+    return _text("SSD_LOG_FORMAT") or "text"
+
+
 def speculator_secret() -> str | None:
     """SSD_SPECULATOR_SECRET: what targets and remote speculators must both know."""
     return _text("SSD_SPECULATOR_SECRET")
@@ -124,6 +134,11 @@ def provide(defaults: Mapping[str, str]) -> None:
     """Give libraries that read the environment themselves their settings; what the user has set stays."""
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+
+
+def child(changes: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a child process: ours, with these changes."""
+    return {**os.environ, **changes}
 
 
 def foreign(name: str) -> str | None:

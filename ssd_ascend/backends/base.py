@@ -6,7 +6,7 @@ graph, and must have them re-issued before each replay (`AttentionBackend.replan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -172,6 +172,28 @@ class RotatingAttention(Protocol):
         layer: int,
     ) -> torch.Tensor:
         """`Ops.rotary` and then `AttentionBackend.forward`; q, k and v may be overwritten."""
+        ...
+
+
+class Finding(NamedTuple):
+    """One answer of a device about itself, for `doctor --probe`.
+
+    state: "ok", "failed", "skipped", or "measured" for a number that is neither right nor wrong. remedy: what to switch
+    off, or to do, after a failure.
+    """
+
+    name: str
+    state: str
+    detail: str
+    remedy: str = ""
+
+
+@runtime_checkable
+class Examinable(Protocol):
+    """A backend with questions of its own: forms of operators it relies on or avoids, costs that only it has."""
+
+    def examine(self, device: torch.device) -> Iterator[Finding]:
+        """Ask them all; what fails is a finding, never an exception."""
         ...
 
 

@@ -15,7 +15,7 @@ import torch
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.parity.engines import Trace
 from ssd_ascend.parity.golden import Golden
-from ssd_ascend.parity.ops import OPERATOR
+from ssd_ascend.parity.ops import OPERATOR, Tensors
 
 _TOLERANCE = {"float32": 1e-5, "bfloat16": 1.6e-2, "float16": 2e-3}
 """Of a difference against the golden run's largest number, for one operator: two roundings of the coarser dtype."""
@@ -78,23 +78,32 @@ def passed(rows: Sequence[Row]) -> bool:
 
 def _numbers(section: str, golden: Golden, fresh: Golden, tolerance: float) -> Row:
     """All outputs of one section; the worst decides."""
-    ours = fresh.tensors.get(section, {})
-    worst, bound, detail, equal = 0.0, tolerance, "", True
-    for name, expected in golden.tensors[section].items():
-        actual = ours.get(name)
-        if actual is None or actual.shape != expected.shape:
+    expected, ours = golden.tensors[section], fresh.tensors.get(section, {})
+    for name, tensor in expected.items():
+        if name not in ours or ours[name].shape != tensor.shape:
             return Row(section, None, tolerance, Verdict.DIFFERENT, f"{name}: missing, or of another shape")
-        narrow = min(expected.dtype, actual.dtype, key=lambda dtype: dtype.itemsize)
-        a, b = actual.to(narrow), expected.to(narrow)
+    error, bound, where = worst(ours, expected, tolerance)
+    verdict = Verdict.EQUAL if not where else Verdict.CLOSE if error <= bound else Verdict.DIFFERENT
+    return Row(section, error, bound, verdict, where)
+
+
+def operator_error(found: Tensors, expected: Tensors, dtype: str) -> tuple[float, float, str]:
+    """How far an operator is from a reference, how far it may be in this dtype, and which output that is about."""
+    return worst(found, expected, _TOLERANCE[dtype])
+
+
+def worst(found: Tensors, expected: Tensors, tolerance: float) -> tuple[float, float, str]:
+    """(error, what is allowed, name) of the output that exceeds its tolerance most; no name when all are equal."""
+    error, bound, where, excess = 0.0, tolerance, "", -1.0
+    for name, tensor in expected.items():
+        narrow = min(tensor.dtype, found[name].dtype, key=lambda dtype: dtype.itemsize)
+        a, b = found[name].to(narrow), tensor.to(narrow)
         if torch.equal(a, b):
             continue
-        equal = False
-        error = _relative(a.double(), b.double())
-        allowed = 0.0 if name.startswith(_EXACT) else tolerance
-        if not error <= worst * allowed / max(bound, 1e-30):  # also true for NaN
-            worst, bound, detail = error, allowed, name
-    verdict = Verdict.EQUAL if equal else Verdict.CLOSE if worst <= bound else Verdict.DIFFERENT
-    return Row(section, worst, bound, verdict, detail)
+        own, allowed = _relative(a.double(), b.double()), 0.0 if name.startswith(_EXACT) else tolerance
+        if not own - allowed <= excess:  # also true for NaN
+            error, bound, where, excess = own, allowed, name, own - allowed
+    return error, bound, where
 
 
 def _relative(actual: torch.Tensor, expected: torch.Tensor) -> float:

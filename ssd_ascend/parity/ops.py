@@ -7,6 +7,7 @@ one ragged batch, lengths around the edges at which kernels change their ways (1
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -57,12 +58,15 @@ ATTENTION = (
 )
 
 
-def measure(bench: Bench) -> Iterator[tuple[str, Tensors]]:
-    """Every operator: its name and its outputs on the host, thinned out."""
-    for name, run in _SMALL.items():
-        yield name, {key: thin(tensor) for key, tensor in run(bench).items()}
-    for case in ATTENTION:
-        yield f"attention {case.name}", {key: thin(tensor) for key, tensor in _attention(bench, case).items()}
+def cases() -> Iterator[tuple[str, Callable[[Bench], Tensors]]]:
+    """Every operator: its name, and what to run for its outputs, thinned out, on the host."""
+    runs = _SMALL | {f"attention {case.name}": partial(_attention, case=case) for case in ATTENTION}
+    for name, run in runs.items():
+        yield name, partial(_thinned, run)
+
+
+def _thinned(run: Callable[[Bench], Tensors], bench: Bench) -> Tensors:
+    return {key: thin(tensor) for key, tensor in run(bench).items()}
 
 
 def thin(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from ssd_ascend.parity import checkpoints, numbers
 from ssd_ascend.parity.drafts import draft_views
 from ssd_ascend.parity.engines import Pair, Trace, pair_of, run_all
 from ssd_ascend.parity.golden import Golden, Model
-from ssd_ascend.parity.ops import OPERATOR, Bench, Tensors, measure
+from ssd_ascend.parity.ops import OPERATOR, Bench, Tensors, cases
 from ssd_ascend.parity.passes import forward_steps, verdicts
 from ssd_ascend.runtime.load import choose_block_size, choose_dtype
 from ssd_ascend.weights.loader import read_config
@@ -48,7 +48,8 @@ def record(options: Options, tell: Tell) -> Golden:
     with tempfile.TemporaryDirectory(prefix="ssd-parity-") as scratch, torch.inference_mode():
         model, pair = _models(options, Path(scratch))
         tell(f"{backend.describe(device)}, {name}: operators")
-        tensors = {f"{OPERATOR}{case}": outputs for case, outputs in measure(_bench(backend, device, dtype))}
+        bench = _bench(backend, device, dtype)
+        tensors = {f"{OPERATOR}{case}": run(bench) for case, run in cases()}
         tell("layers and logits")
         tensors |= _by_kind(forward_steps(Path(pair.target), backend, device, dtype))
         tell("drafters and verdicts")

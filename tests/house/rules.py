@@ -16,6 +16,7 @@ PACKAGE = "ssd_ascend"
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("cli", "__main__", "__init__", "generate", "chat", "doctor", "plan", "train", "speculate"),
     ("flags", "progress"),
+    ("probe",),
     ("llm", "serve", "parity"),
     ("engine",),
     ("speculation", "training"),
@@ -43,7 +44,10 @@ DEVICE_WORDS_ALLOWED: Mapping[str, str] = {
 }
 DEVICE_WORDS_HOME = ("backends.registry", "backends.cuda", "backends.npu")
 # Who may look a backend up by name; everyone else is handed one.
-BACKEND_LOOKUP = ("engine.builder", "doctor", "speculation.worker_link", "parity.recording")
+BACKEND_LOOKUP = (
+    *("engine.builder", "doctor", "speculation.worker_link", "train"),
+    *("parity.recording", "probe.report", "probe.links"),
+)
 
 MAX_LINES = 400
 LONG_FILES: Mapping[str, str] = {}

@@ -6,7 +6,7 @@ one sentence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ssd_ascend import env
-from ssd_ascend.backends.base import AttentionBackend, AttentionSpec, Capabilities, GraphCapture, Memory, Ops
+from ssd_ascend.backends.base import AttentionBackend, AttentionSpec, Capabilities, Finding, GraphCapture, Memory, Ops
 from ssd_ascend.backends.npu import emulator, environment
 from ssd_ascend.backends.npu.soc import Soc, find_soc
 from ssd_ascend.errors import ConfigError
@@ -94,6 +94,13 @@ class NpuBackend:
     def synchronize(self, device: torch.device) -> None:
         """Wait for everything queued."""
         self._npu.synchronize(device)
+
+    def examine(self, device: torch.device) -> Iterator[Finding]:
+        """See `Examinable`."""
+        from ssd_ascend.backends.npu.examine import SPEC, examine
+
+        graphs, attention = self.graphs(device), self.attention(SPEC, device)
+        yield from examine(device, graphs, attention)  # type: ignore[arg-type]
 
     def to_host(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """All tensors into one pinned buffer, one after the other on the stream, then one wait."""
