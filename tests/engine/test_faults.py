@@ -83,7 +83,7 @@ def test_sixteen_streams_outlive_a_worker_that_is_killed_and_one_that_hangs(pair
     """They end with the tokens of a run without speculation; each time another worker takes the streams up."""
     sampling, room = greedy(340), {"max_num_seqs": 16, "num_kv_blocks": 512}
     plain = run(pair, SIXTEEN, sampling, **room)
-    config = speculation(pair, "ssd", worker="process", draft_threads=1, worker_timeout_s=0.5)
+    config = speculation(pair, "ssd", worker="process", draft_threads=1, worker_timeout_s=3.0)
     engines.append(make_engine(pair, config, **room))
     streams = Streams(engines[0], SIXTEEN, sampling)
     supervisor = supervisor_of(engines[0])
