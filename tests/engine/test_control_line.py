@@ -1,0 +1,111 @@
+"""The line from rank 0 to the others: what it costs a step, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ssd_ascend.core.batch import Mode
+from ssd_ascend.distributed import control
+from ssd_ascend.distributed.control import Follower, Leader, gather, join
+from ssd_ascend.engine.step_message import pack_step
+from ssd_ascend.errors import WorkerError
+from ssd_ascend.runtime.inputs import Row
+from ssd_ascend.transport import tcp
+
+ROOT = Path(__file__).parents[2]
+SECRET = "a secret of the tests"
+
+
+def until(done: object, what: str) -> None:
+    deadline = time.monotonic() + 20.0
+    while not done():  # type: ignore[operator]
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def pair_of_ends(**options: float) -> tuple[Leader, Follower]:
+    with contextlib.closing(tcp.Listener("127.0.0.1", 0, SECRET)) as listener:
+        found: list[Follower] = []
+        thread = threading.Thread(target=lambda: found.append(join("127.0.0.1", listener.port, SECRET, 1)))
+        thread.start()
+        lines = gather(listener, 2, timeout_s=20.0)
+        thread.join()
+    return Leader(lines, **options), found[0]  # type: ignore[arg-type]
+
+
+def test_messages_arrive_and_the_end_is_told() -> None:
+    leader, follower = pair_of_ends()
+    leader.post(b"one")
+    leader.post(bytes(100_000))
+    assert follower.receive() == b"one"
+    assert follower.receive() == bytes(100_000)
+    leader.close()
+    assert follower.receive() is None
+    follower.close()
+    assert leader.failure is None
+
+
+def test_last_words_reach_the_leader() -> None:
+    leader, follower = pair_of_ends()
+    follower.fail("no room for the cache")
+    until(lambda: leader.failure is not None, "the failure is heard")
+    with pytest.raises(WorkerError, match="rank 1 failed: no room for the cache"):
+        leader.check()
+    with pytest.raises(WorkerError, match="rank 1 failed"):
+        leader.post(b"step")
+    follower.close()
+    leader.close()
+
+
+def test_a_silent_rank_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process is stopped, or its host cut off: no sign of life comes."""
+    monkeypatch.setattr(control, "_ALIVE_EVERY_S", 0.05)
+    ours, theirs = socket.socketpair()
+    woken = threading.Event()
+    leader = Leader({3: ours}, silence_s=0.3, on_failure=woken.set)
+    assert woken.wait(20.0)
+    assert leader.failure == "rank 3 gave no sign of life for 0.3 s"
+    leader.close()
+    theirs.close()
+
+
+def test_signs_of_life_keep_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "_ALIVE_EVERY_S", 0.05)
+    leader, follower = pair_of_ends(silence_s=2.0)
+    time.sleep(2.5)
+    assert leader.failure is None
+    leader.close()
+    follower.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "context"), [(1, 512), (16, 2048)])
+def test_a_step_is_announced_within_a_third_of_a_millisecond(rows: int, context: int) -> None:
+    """From rank 0's rows to rank 1's, in another process: packing, the line, waking up, unpacking. Median."""
+    batch = [Row(list(range(6)), context, list(range(context // 16)), 6) for _ in range(rows)]
+    with contextlib.closing(tcp.Listener("127.0.0.1", 0, SECRET)) as listener:
+        rank = subprocess.Popen(
+            [sys.executable, "-m", "tests.engine.control_echo", str(listener.port), SECRET],
+            cwd=ROOT, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        leader = Leader(gather(listener, 2, timeout_s=60.0))
+    began = []
+    for _ in range(300):
+        began.append(time.monotonic())
+        leader.post(pack_step(Mode.VERIFY, batch, drafts_follow=False))
+        time.sleep(0.003)
+    leader.close()
+    told, _ = rank.communicate(timeout=30.0)
+    took = [1e3 * (end - start) for start, end in zip(began, json.loads(told), strict=True)]
+    print(f"{rows} rows of {context}: {statistics.median(took):.3f} ms, 90 % within {sorted(took)[269]:.3f}")
+    assert statistics.median(took) < 0.3
