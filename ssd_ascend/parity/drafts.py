@@ -54,7 +54,7 @@ def draft_views(target: str, drafter: str, draft: str, backend: Backend, device:
             seq.features = features[seq.features_start : end - 1]
         sent = tokens[end : end + _LOOKAHEAD] if drafter == "model" else []  # drafts of a head bring its own features
         glue = built.glue([seq], [sent], [None])
-        found[f"scores {turn}"] = glue.scores[:, :: max(1, glue.scores.shape[1] // _KEPT)].cpu()
+        found[f"scores {turn}"] = glue.scores[:, :: max(1, glue.scores.shape[1] // _KEPT)].cpu().clone()
         if glue.hidden is not None:
-            found[f"hidden {turn}"] = glue.hidden.cpu()
+            found[f"hidden {turn}"] = glue.hidden.cpu().clone()  # both may lie where the next round writes
     return found

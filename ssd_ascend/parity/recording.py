@@ -55,8 +55,7 @@ def record(options: Options, tell: Tell) -> Golden:
         tell("drafters and verdicts")
         for drafter, draft in pair.drafts.items():
             if draft is not None:
-                views = draft_views(pair.target, drafter, draft, backend, device, name)
-                tensors[f"drafter {drafter}"] = {key: view.clone() for key, view in views.items()}
+                tensors[f"drafter {drafter}"] = draft_views(pair.target, drafter, draft, backend, device, name)
         judged = verdicts(backend, device)
         traces: dict[str, list[Trace]] = {}
         for way, own in run_all(pair, backend.name, name):

@@ -96,7 +96,7 @@ def _step(runner: ModelRunner, turn: int, staging: Staging | None) -> torch.Tens
 
 def _agree(runner: ModelRunner, turn: int, graphs: Staging) -> bool:
     """Whether replay and eager step say the same over the cache that is there, within a rounding."""
-    captured = _step(runner, turn, graphs).float().cpu()
+    captured = _step(runner, turn, graphs).float().cpu().clone()
     eager = _step(runner, turn, None).float().cpu()
     return bool(torch.allclose(captured, eager, rtol=0.0, atol=0.02 * float(eager.abs().max())))
 

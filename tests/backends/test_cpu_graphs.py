@@ -61,6 +61,19 @@ def test_kernels_and_torch_operators_replay_in_order(library: Library) -> None:
     replays(library, run, [x, ids])
 
 
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_cast_is_made_anew(library: Library, inference: bool) -> None:
+    """Its schema says that the result may be the argument itself; in inference mode that is all a capture sees."""
+    narrow, wide = torch.randn(3, 8).bfloat16(), torch.randn(3, 8)
+
+    def run() -> list[torch.Tensor]:
+        cast = narrow.to(torch.float32)
+        return [cast.add_(1.0), wide.to(torch.float32)]
+
+    with torch.inference_mode(inference):
+        replays(library, run, [narrow, wide])
+
+
 def test_attention_reads_the_lengths_of_the_replay(library: Library) -> None:
     torch.manual_seed(1)
     spec = AttentionSpec(1, 4, 2, 16, 16, torch.float32, 0.25)

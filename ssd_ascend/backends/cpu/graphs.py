@@ -104,7 +104,7 @@ class _Recorder(TorchDispatchMode):
             raise RuntimeError(f"{func} cannot be captured: its result decides what comes next")
         result = func(*args, **kwargs)
         results = [value for value in _flat(result) if isinstance(value, torch.Tensor)]
-        looks, writes = _is_view(func), func._schema.is_mutable
+        looks, writes = _is_view(func, args, results), func._schema.is_mutable
         for tensor in results:
             self._graph.keep(tensor, made_here=not (looks or writes))
         if self._graph.size > self._most_bytes:
@@ -125,9 +125,12 @@ def _again(func: Any, args: Any, kwargs: Any, results: list[torch.Tensor]) -> No
         kept.copy_(value)
 
 
-def _is_view(func: Any) -> bool:
-    """Whether the results only look at memory of the arguments."""
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+def _is_view(func: Any, args: Any, results: list[torch.Tensor]) -> bool:
+    """Whether the results only look at memory of the arguments. A schema only says that they may: `to` may copy."""
+    if not any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):
+        return False
+    theirs = {x.untyped_storage().data_ptr() for arg in args for x in _flat(arg) if isinstance(x, torch.Tensor)}
+    return all(result.untyped_storage().data_ptr() in theirs for result in results)
 
 
 def _flat(result: Any) -> tuple[Any, ...]:
