@@ -121,7 +121,7 @@ def top_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return token, value
     blocks = logits.reshape(num_rows, -1, block)
     best = blocks.amax(-1).argmax(-1)
-    value, inside = blocks[torch.arange(num_rows, device=logits.device), best].max(-1)
+    value, inside = blocks.gather(1, best[:, None, None].expand(-1, 1, block)).squeeze(1).max(-1)
     return best * block + inside, value
 
 
