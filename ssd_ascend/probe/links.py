@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import distributed, multiprocessing
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from ssd_ascend.backends.base import Backend, Finding
 from ssd_ascend.backends.registry import load_backend
@@ -39,12 +40,12 @@ def examine(backend: Backend) -> Iterator[Finding]:
     with tempfile.TemporaryDirectory(prefix="ssd-links-") as folder:
         try:
             yield from _spawn(backend.name, Path(folder))
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, ProcessRaisedException, ProcessExitedException) as error:
             yield Finding("two ranks", "failed", str(error).strip().splitlines()[-1], _OFF)
 
 
 def _spawn(name: str, folder: Path) -> Iterator[Finding]:
-    context: Any = torch.multiprocessing.spawn(_rank, (name, str(folder)), nprocs=2, join=False)
+    context: Any = multiprocessing.spawn(_rank, (name, str(folder)), nprocs=2, join=False)
     deadline = time.monotonic() + _TIMEOUT_S
     try:
         while not context.join(timeout=1.0):
