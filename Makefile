@@ -5,9 +5,9 @@
 #   make setup    the part both share: virtual environment, pinned packages, embedded model
 #   make lint     ruff and mypy only        make format   let ruff rewrite what it can
 #   make slow     the tests that need minutes or a quiet machine
-#   make npu      the NPU backend's tests, on real torch_npu over an emulated CANN, in an environment of their own
+#   make npu      the NPU backend's tests, on real torch_npu over an emulated CANN; a part of `make test` where it can run
 #
-# Knobs: PYTHON=python3.12  VENV=.venv  MODEL=smollm2-135m  HOST=127.0.0.1  PORT=8000  ARGS="more flags of serve"
+# Knobs: NPU=auto|required|off  PYTHON=python3.12  VENV=.venv  MODEL=smollm2-135m  HOST=127.0.0.1  PORT=8000  ARGS="more flags of serve"
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test lint format slow npu
@@ -20,6 +20,7 @@ MODEL ?= smollm2-135m
 HOST ?= 127.0.0.1
 PORT ?= 8000
 ARGS ?=
+NPU ?= auto
 
 PIN := requirements/cpu.txt
 PINNED = $$(sed -n 's/^\($(1)==.*\)/\1/p' $(PIN))
@@ -57,11 +58,11 @@ format: setup
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-test: lint
+test: lint npu
 	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup --durations 15
 
 slow: setup
 	$(VENV)/bin/python -m pytest -m slow
 
-npu:
-	PYTHON=$(PYTHON) sh scripts/npu_lane.sh
+npu: setup
+	BASE=$(VENV) NPU=$(NPU) sh scripts/npu_lane.sh
