@@ -98,6 +98,11 @@ class _Recorder(TorchDispatchMode):
         self._graph = graph
         self._most_bytes = most_bytes
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch's compiler is told to leave us alone: importing it takes seconds, and it never comes here."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(tag in func.tags for tag in _UNKNOWN_UNTIL_RUN):
