@@ -141,6 +141,11 @@ def child(changes: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **changes}
 
 
+def with_own(own: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a process of ours: our own, with these values in it."""
+    return {**os.environ, **own}
+
+
 def foreign(name: str) -> str | None:
     """The value of another program's variable."""
     return _text(name)

@@ -1,18 +1,25 @@
 """Logging for every room: `get_logger(__name__)`, one set-up, standard error only (standard output is for answers).
 
-Pass numbers as `fields(...)`, so that a log line reads `loaded weights seconds=1.4 tensors=272` and can be parsed.
+Pass numbers as `fields(...)`, so that a log line reads `loaded weights seconds=1.4 tensors=272` and can be parsed. With
+SSD_LOG_FORMAT=json each line is an object, fields among its members. Both carry the id of the request being served.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+import time
+from contextvars import ContextVar
 from typing import TextIO
 
 from ssd_ascend import env
 
 _ROOT = "ssd_ascend"
 _FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
+
+request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+"""The request that this task serves; set by the HTTP front end."""
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
@@ -34,6 +41,11 @@ class fields:  # noqa: N801  reads as a function at the call site: log.info("loa
     def __init__(self, **values: object) -> None:
         self._values = values
 
+    @property
+    def values(self) -> dict[str, object]:
+        """The pairs."""
+        return self._values
+
     def __str__(self) -> str:
         return " ".join(f"{key}={_render(value)}" for key, value in self._values.items())
 
@@ -43,6 +55,38 @@ def _render(value: object) -> str:
         return f"{value:.4g}"
     text = str(value)
     return repr(text) if not text or any(c.isspace() or c in "=\"'" for c in text) else text
+
+
+class _LineFormatter(logging.Formatter):
+    """For people."""
+
+    def __init__(self) -> None:
+        super().__init__(_FORMAT, datefmt="%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        line, own_id = super().format(record), request_id.get()
+        return line if own_id is None else f"{line} request_id={own_id}"
+
+
+class _JsonFormatter(logging.Formatter):
+    """For machines: one object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        entry: dict[str, object] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if (own_id := request_id.get()) is not None:
+            entry["request_id"] = own_id
+        for argument in arguments:
+            if isinstance(argument, fields):
+                entry |= {name: value for name, value in argument.values.items() if name not in entry}
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False, default=str)
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -55,9 +99,15 @@ def get_logger(name: str) -> logging.Logger:
         root.setLevel(env.log_level())
         if not logging.getLogger().handlers:
             root.addHandler(_StderrHandler())
-            root.handlers[-1].setFormatter(logging.Formatter(_FORMAT, datefmt="%H:%M:%S"))
+            use_format(env.log_format())
             root.propagate = False
     return logging.getLogger(name if name == _ROOT or name.startswith(f"{_ROOT}.") else f"{_ROOT}.{name}")
+
+
+def use_format(name: str) -> None:
+    """Write lines as "text" or as "json" from now on."""
+    for handler in logging.getLogger(_ROOT).handlers:
+        handler.setFormatter(_JsonFormatter() if name == "json" else _LineFormatter())
 
 
 def set_level(level: str) -> None:

@@ -44,8 +44,9 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0 or -1 keeps every token. `max_tokens` None means "to the model's limit".
     `seed` None draws a fresh one per request. `logprobs` is the number of alternatives wanted per token (0: only the
     chosen token's), None for none. `reproducible` is set for requests that bring a seed: drafts are then drawn so that
-    they cannot change the answer, at the price of some acceptance. `grammar` is what the answer's text must be. Raises
-    `RequestError` naming the field when a value is out of range.
+    they cannot change the answer, at the price of some acceptance. `grammar` is what the answer's text must be.
+    `speculation` False decodes plainly, for comparison. Raises `RequestError` naming the field when a value is out of
+    range.
     """
 
     temperature: float = 1.0
@@ -67,6 +68,7 @@ class SamplingParams:
     logprobs: int | None = None
     n: int = 1
     grammar: Grammar | None = None
+    speculation: bool = True
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, 0.0, 100.0)

@@ -12,10 +12,11 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from ssd_ascend.config.engine import EngineConfig
+from ssd_ascend.core.request import EngineRequest
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.core.stats import EngineStats
 from ssd_ascend.engine.admission import admit
@@ -35,6 +36,7 @@ from ssd_ascend.engine.messages import (
     Stats,
     Stepped,
     Submit,
+    Tune,
     frame,
     parse_report,
 )
@@ -80,8 +82,14 @@ class AsyncEngine:
         """Why the engine serves slower than it should, if it does."""
         self.on_delta: Callable[[AnswerDelta], None] | None = None
         """Called with every delta, for metrics."""
+        self.tuned_lookahead: int | None = None
+        """What `tune` last asked for, if anything."""
+        self.keeps_unstarted = False
+        """Whether requests without a token outlive the engine, for the next one; `restart` must then follow."""
         self._process = process
         self._line = line
+        self._unstarted: dict[int, EngineRequest] = {}
+        self._retried: set[int] = set()
         self._processor = OutputProcessor(tokenizer)
         self._streams: dict[int, tuple[AnswerStream, int]] = {}
         self._changed = asyncio.Event()
@@ -90,6 +98,7 @@ class AsyncEngine:
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._closing = False
+        self._command: Sequence[str] = ENGINE_COMMAND
 
     @classmethod
     async def start(
@@ -99,19 +108,24 @@ class AsyncEngine:
 
         `command` gets two more arguments: the descriptor of its socket and our process id.
         """
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                str(theirs.fileno()),
-                str(os.getpid()),
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=_STDERR,  # standard output is ours: for answers
-            )
-        engine = cls(process, ours, config, tokenizer)
+        process, line = await _spawn(command)
+        engine = cls(process, line, config, tokenizer)
+        engine._command = command
         await engine._connect()
         return engine
+
+    async def restart(self) -> None:
+        """Start another engine process in place of the one that died; requests it had not begun go to the new one."""
+        assert self.state is State.FAILED
+        self._process, self._line = await _spawn(self._command)
+        self.progress, self.limits, self.degraded, self.stats = Progress("restarting"), None, None, EngineStats()
+        self._enter(State.STARTING)
+        await self._connect()
+        if self.tuned_lookahead is not None:
+            self._send(Tune(self.tuned_lookahead))
+        self._retried.update(self._unstarted)  # once: what kills one engine would kill the next
+        if self._unstarted:
+            self._send(Submit(list(self._unstarted.values())))
 
     async def _connect(self) -> None:
         reader, self._writer = await asyncio.open_connection(sock=self._line)
@@ -129,6 +143,11 @@ class AsyncEngine:
     def num_requests(self) -> int:
         """Requests under way."""
         return self._processor.num_requests
+
+    @property
+    def num_sequences(self) -> int:
+        """Answers under way or queued."""
+        return self._processor.num_sequences
 
     async def wait_until_started(self) -> None:
         """Return when the engine is ready. Raises WorkerError, with the engine's own sentence, when it failed."""
@@ -169,6 +188,7 @@ class AsyncEngine:
         for number, (prompt, own) in enumerate(zip(prompts, admitted, strict=True)):
             request_id, requests = self._processor.add(prompt, own, continuation=continuation)
             self._streams[request_id] = (stream, number * sampling.n)
+            self._unstarted.update({request.id: request for request in requests})
             self._send(Submit(requests))
         self._idle.clear()
         return stream
@@ -179,6 +199,7 @@ class AsyncEngine:
         abort = [seq_id for request_id in ours for seq_id in self._processor.cancel(request_id)]
         for request_id in ours:
             del self._streams[request_id]
+        self._forget_starts(abort)
         if abort:
             self._send(Abort(abort))
         self._note_idle()
@@ -193,6 +214,17 @@ class AsyncEngine:
             if delta.finish_reason is not None and not self._processor.is_open(delta.request_id):
                 self._streams.pop(delta.request_id, None)
         self._note_idle()
+
+    def _forget_starts(self, seq_ids: Iterable[int]) -> None:
+        for seq_id in seq_ids:
+            self._unstarted.pop(seq_id, None)
+            self._retried.discard(seq_id)
+
+    def tune(self, lookahead: int) -> None:
+        """See `Engine.tune`; takes effect between two steps, and again when the engine is restarted."""
+        self.require_ready()
+        self.tuned_lookahead = lookahead
+        self._send(Tune(lookahead))
 
     def _note_idle(self) -> None:
         if not self._streams:
@@ -220,6 +252,7 @@ class AsyncEngine:
     def _take(self, report: Report) -> None:
         match report:
             case Stepped(deltas):
+                self._forget_starts(delta.seq_id for delta in deltas)
                 processed = self._processor.process(deltas)
                 if processed.abort:
                     self._send(Abort(processed.abort))
@@ -227,11 +260,12 @@ class AsyncEngine:
             case Stats(stats, degraded):
                 self.stats, self.degraded = stats, degraded
             case Rejected(seq_id, message):
+                self._forget_starts([seq_id])
                 self._deliver(self._processor.fail(message, [seq_id]))
             case Progress():
                 self.progress = report
             case Ready(limits, info):
-                self.limits, self.info = limits, info
+                self.limits, self.info, self.failure = limits, info, None
                 if self.state is State.STARTING:  # or a signal came first
                     self._enter(State.READY)
             case Failed(message):
@@ -251,7 +285,20 @@ class AsyncEngine:
             if self.state is not State.STARTING:  # a failed start is told to who waits for it
                 log.error("%s", self.failure)
             self._enter(State.FAILED)
-        self._deliver(self._processor.fail(self.failure or "the server is shutting down"))
+        if self._closing or not self.keeps_unstarted:
+            self.fail_all()
+        else:
+            kept = self._unstarted.keys() - self._retried
+            self._fail(self._processor.seq_ids - kept)
+
+    def fail_all(self) -> None:
+        """End every request under way with the reason there is."""
+        self._fail(self._processor.seq_ids)
+
+    def _fail(self, seq_ids: Iterable[int]) -> None:
+        gone = sorted(seq_ids)
+        self._forget_starts(gone)
+        self._deliver(self._processor.fail(self.failure or "the server is shutting down", gone))
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -271,7 +318,9 @@ class AsyncEngine:
 
     def end_all(self) -> None:
         """End every request under way with an error."""
-        self._deliver(self._processor.fail("the server is shutting down"))
+        gone = self._processor.seq_ids
+        self._forget_starts(gone)
+        self._deliver(self._processor.fail("the server is shutting down", gone))
 
     async def close(self) -> None:
         """End the engine process: asked first, killed when it does not answer."""
@@ -285,6 +334,21 @@ class AsyncEngine:
             await self._process.wait()
         if self._reading is not None:
             await self._reading
+
+
+async def _spawn(command: Sequence[str]) -> tuple[asyncio.subprocess.Process, socket.socket]:
+    """An engine process, and our end of the line to it."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            str(theirs.fileno()),
+            str(os.getpid()),
+            pass_fds=(theirs.fileno(),),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=_STDERR,  # standard output is ours: for answers
+        )
+    return process, ours
 
 
 def _describe(status: int) -> str:

@@ -12,10 +12,11 @@ from dataclasses import replace
 import torch
 
 from ssd_ascend import trace
+from ssd_ascend.core.plan import StepPlan
 from ssd_ascend.core.request import EngineRequest, TokenDelta
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.core.sequence import Sequence
-from ssd_ascend.core.speculation import Verification
+from ssd_ascend.core.speculation import Speculation, Verification
 from ssd_ascend.core.stats import EngineStats
 from ssd_ascend.engine.admission import admit
 from ssd_ascend.engine.executor import Executor
@@ -50,6 +51,7 @@ class Engine:
         self._executor = executor
         self._verifier = verifier
         self._speculator = speculator
+        self._speculates = True
         self._ended: list[TokenDelta] = []
         """Last words of sequences that ended outside a step, handed out by the next one."""
 
@@ -114,19 +116,23 @@ class Engine:
             plan = self._scheduler.schedule()
             self._forget(plan.preempted)
         with trace.span("propose"):
-            speculation = self._speculator.propose(plan.decoding)
+            speculation = self._propose(plan)
         output = self._executor.forward(plan, speculation)
         sampled = plan.sampled
         with trace.span("verify"):
             verification = self._verifier.verify(sampled, speculation, output.logits, output.greedy)
             self._executor.check()
         with trace.span("observe"):
-            self._speculator.observe(sampled, verification)
+            if self._speculates:
+                self._speculator.observe(sampled, verification)
         with trace.span("commit"):
             failed = self._fail(verification)
             deltas = self._scheduler.commit(plan, verification, speculation)
             self._forget([delta.seq_id for delta in deltas if delta.finish_reason is not None])
         return failed + deltas
+
+    def _propose(self, plan: StepPlan) -> Speculation:
+        return self._speculator.propose(plan.decoding) if self._speculates else Speculation.declined(len(plan.decoding))
 
     def _fail(self, verification: Verification) -> list[TokenDelta]:
         """End the sequences whose logits were no numbers; the others go on."""
@@ -136,6 +142,16 @@ class Engine:
         return deltas
 
     # -- the rest ----------------------------------------------------------------------------------------------------
+
+    def tune(self, lookahead: int) -> None:
+        """Draft at most so many tokens from the next step on, up to what was configured; 0 switches speculation off.
+
+        Switched off, the speculator forgets every sequence, and learns of those that still run when it is on again.
+        """
+        self._scheduler.lookahead = max(0, min(lookahead, self._speculator.lookahead))
+        self._speculates = self._scheduler.lookahead > 0 or self._speculator.lookahead == 0
+        if not self._speculates:
+            self._speculator.release(self._scheduler.live_ids)
 
     def stats(self) -> EngineStats:
         """A snapshot of the counters."""

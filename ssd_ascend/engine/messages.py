@@ -39,11 +39,17 @@ class Abort(msgspec.Struct, tag="abort", frozen=True):
     seq_ids: list[int]
 
 
+class Tune(msgspec.Struct, tag="tune", frozen=True):
+    """Draft at most so many tokens from now on; 0 switches speculation off."""
+
+    lookahead: int
+
+
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
     """Leave now; whatever still runs is dropped."""
 
 
-Command = Start | Submit | Abort | Shutdown
+Command = Start | Submit | Abort | Tune | Shutdown
 
 
 # -- engine -> front end -----------------------------------------------------------------------------------------------

@@ -180,6 +180,16 @@ class OutputProcessor:
         """Requests with at least one unfinished answer."""
         return len(self._sequences)
 
+    @property
+    def seq_ids(self) -> set[int]:
+        """The sequences of unfinished answers."""
+        return set(self._open)
+
+    @property
+    def num_sequences(self) -> int:
+        """Unfinished answers."""
+        return len(self._open)
+
     def add(
         self,
         prompt_token_ids: Sequence[int],

@@ -31,6 +31,7 @@ from ssd_ascend.engine.messages import (
     Stats,
     Stepped,
     Submit,
+    Tune,
 )
 from ssd_ascend.errors import RequestError, SsdError
 from ssd_ascend.log import get_logger
@@ -53,6 +54,7 @@ class StepEngine(Protocol):
     def submit(self, request: EngineRequest) -> None: ...
     def abort(self, seq_ids: Iterable[int]) -> None: ...
     def step(self) -> list[TokenDelta]: ...
+    def tune(self, lookahead: int) -> None: ...
     def stats(self) -> EngineStats: ...
     def health(self) -> str | None: ...
     def close(self) -> None: ...
@@ -117,6 +119,8 @@ class _Loop:
                 self._report_s = 0.0  # with the next step
             case Abort(seq_ids):
                 self._engine.abort(seq_ids)
+            case Tune(lookahead):
+                self._engine.tune(lookahead)
             case Shutdown():
                 self._stopping = True
             case Start():

@@ -77,6 +77,11 @@ class Scheduler:
         return bool(self._queues.by_id)
 
     @property
+    def live_ids(self) -> list[int]:
+        """Every unfinished sequence."""
+        return list(self._queues.by_id)
+
+    @property
     def max_tokens_that_fit(self) -> int:
         """The most tokens, prompt and answer together, that one sequence can ever have here."""
         return min(self.max_model_len, self.blocks.capacity)
@@ -168,7 +173,8 @@ class Scheduler:
         """A row for each decoding sequence, with slots for as many drafts as limits and free blocks allow."""
         rows = []
         for seq in self._queues.decoding:
-            drafts = min(self.lookahead, seq.num_remaining - 1, self.blocks.room(seq.block_table) - seq.num_tokens)
+            wanted = self.lookahead if seq.sampling.speculation else 0
+            drafts = min(wanted, seq.num_remaining - 1, self.blocks.room(seq.block_table) - seq.num_tokens)
             self.blocks.grow(seq.block_table, seq.num_tokens + drafts)
             rows.append(DecodeRow(seq, drafts))
         return rows

@@ -7,20 +7,20 @@ checked once, from bytes.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI
 from pydantic.json_schema import models_json_schema
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ssd_ascend.engine.async_engine import State
+from ssd_ascend.serve.access import AccessLog
 from ssd_ascend.serve.chat import chat_completions
 from ssd_ascend.serve.completions import completions
 from ssd_ascend.serve.errors import ApiError, install_error_handlers
-from ssd_ascend.serve.metrics import ServerMetrics
 from ssd_ascend.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from ssd_ascend.serve.state import ServerState
 from ssd_ascend.serve.streaming import encode_json
@@ -44,14 +44,17 @@ def create_app(state: ServerState) -> FastAPI:
     install_error_handlers(app)
     app.include_router(_protected_routes(state))
     app.include_router(_open_routes(state))
-    app.add_middleware(_CountRequests, metrics=state.metrics)
+    if state.config.cors_origins:
+        app.add_middleware(CORSMiddleware, allow_origins=state.config.cors_origins, **_CORS)
+    known = frozenset({*POSTS, "/", "/v1/models", "/health", "/metrics"})
+    app.add_middleware(AccessLog, metrics=state.metrics, known=known, is_loud=state.config.has_access_log)
     _describe_bodies(app)
     return app
 
 
 def _protected_routes(state: ServerState) -> APIRouter:
-    """What needs the key, if there is one."""
-    router = APIRouter(dependencies=[Depends(_key_check(state.api_key))])
+    """What needs a key, if there are any, and counts against its rate limit."""
+    router = APIRouter(dependencies=[Depends(_gate(state))])
     for path, (handler, schema) in POSTS.items():
         router.add_api_route(
             path,
@@ -99,6 +102,8 @@ def health_of(state: ServerState) -> tuple[int, dict[str, object]]:
         case State.STARTING:
             progress = engine.progress
             body["progress"] = {"stage": progress.stage, "done": progress.done, "total": progress.total}
+            if engine.failure is not None:  # of the one before it
+                body["reason"] = engine.failure
         case State.FAILED:
             body["reason"] = engine.failure
         case State.READY:
@@ -123,46 +128,48 @@ def _model(state: ServerState) -> dict[str, object]:
 
 def _bound(handler: Handler, state: ServerState) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
-        return await handler(state, request)
+        response = await handler(state, request)
+        response.headers.update(getattr(request.state, "rate_headers", {}))
+        return response
 
     return handle
 
 
-def _key_check(api_key: str | None) -> Callable[[Request], Awaitable[None]]:
-    expected = None if api_key is None else api_key.encode()
+def _gate(state: ServerState) -> Callable[[Request], Awaitable[None]]:
+    """Checks the key and the rate limit, and leaves the headers that tell how much of it is left."""
+    check = key_check(state.config.api_keys)
 
-    async def check(request: Request) -> None:
-        if expected is None:
-            return
+    async def pass_through(request: Request) -> None:
+        key = check(request)
+        if state.rate is not None:
+            client = key or (request.client.host if request.client else "")
+            request.state.rate_headers = state.rate.take(client)
+
+    return pass_through
+
+
+def key_check(keys: Sequence[str]) -> Callable[[Request], str | None]:
+    """Gives the key that a request brings, None where none is needed. Raises ApiError 401 for a wrong one."""
+    expected = [key.encode() for key in keys]
+
+    def check(request: Request) -> str | None:
+        if not expected:
+            return None
         kind, _, given = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), expected):
+        # every key is compared in full, whichever fits: the time it takes tells nothing
+        fits = [hmac.compare_digest(given.strip().encode("latin-1"), key) for key in expected]
+        if kind.lower() != "bearer" or not any(fits):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+        return keys[fits.index(True)]
 
     return check
 
 
-class _CountRequests:
-    """Counts responses by path and status; plain ASGI, since the framework's own middleware class slows streams."""
-
-    def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
-        self._app = app
-        self._requests = metrics.requests
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        path = scope["path"] if scope["path"] in _COUNTED else "other"  # an attacker must not make labels
-
-        async def counting(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self._requests.labels(path, str(message["status"])).inc()
-            await send(message)
-
-        await self._app(scope, receive, counting)
-
-
-_COUNTED = frozenset({*POSTS, "/v1/models", "/health", "/metrics"})
+_CORS: dict[str, Any] = {
+    "allow_methods": ["GET", "POST"],
+    "allow_headers": ["authorization", "content-type", "x-request-id"],
+    "expose_headers": ["x-request-id"],
+}
 
 
 def _json(body: object, *, status: int = 200) -> Response:

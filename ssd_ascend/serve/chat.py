@@ -16,7 +16,7 @@ from ssd_ascend.serve.chat_plan import plan_chat
 from ssd_ascend.serve.logprobs import TokenSpelling, chat_logprobs
 from ssd_ascend.serve.parts import CallArguments, CallStart, Part, Pipeline, Reasoning, Text
 from ssd_ascend.serve.protocol import ChatRequest, parse
-from ssd_ascend.serve.state import ServerState, new_id, read_body
+from ssd_ascend.serve.state import ServerState, new_id
 from ssd_ascend.serve.streaming import AnswerResponse, EventTemplate, encode_json, usage_of
 from ssd_ascend.serve.token_sources import TokenSources
 
@@ -25,7 +25,7 @@ Json = dict[str, object]
 
 async def chat_completions(state: ServerState, request: Request) -> Response:
     """Answer a conversation."""
-    asked = parse(ChatRequest, await read_body(request))
+    asked = parse(ChatRequest, await state.read_body(request))
     state.check_model(asked.model)
     state.engine.require_ready()
     plan = await plan_chat(state, asked)
@@ -38,7 +38,7 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
         device=state.engine.info.device if state.engine.info else "",
     )
     try:
-        stream = state.engine.generate([plan.prompt], plan.sampling)
+        stream = state.generate([plan.prompt], plan.sampling)
     except RequestError as error:
         raise _renamed(error, {"prompt": "messages", "max_tokens": asked.max_tokens_name}) from error
     return AnswerResponse(
@@ -47,6 +47,7 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
         num_answers=plan.sampling.n,
         streamed=bool(asked.stream),
         on_disconnect=state.metrics.disconnects.inc,
+        timeout_s=state.config.request_timeout_s,
     )
 
 

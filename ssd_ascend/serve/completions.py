@@ -10,13 +10,13 @@ from starlette.responses import Response
 from ssd_ascend.engine.outputs import Answer, AnswerDelta, AnswerStats
 from ssd_ascend.serve.logprobs import TokenSpelling, completion_logprobs
 from ssd_ascend.serve.protocol import CompletionRequest, parse
-from ssd_ascend.serve.state import ServerState, new_id, read_body
+from ssd_ascend.serve.state import ServerState, new_id
 from ssd_ascend.serve.streaming import AnswerResponse, EventTemplate, encode_json, usage_of
 
 
 async def completions(state: ServerState, request: Request) -> Response:
     """Continue prompts."""
-    asked = parse(CompletionRequest, await read_body(request))
+    asked = parse(CompletionRequest, await state.read_body(request))
     state.check_model(asked.model)
     sampling = asked.to_sampling()
     state.engine.require_ready()
@@ -28,11 +28,12 @@ async def completions(state: ServerState, request: Request) -> Response:
         echoed = texts or [state.tokenizer.decode(ids, skip_special_tokens=True) for ids in prompts]
     writer = _CompletionWriter(asked, state.model_name, state.tokenizer, n=sampling.n, echoed=echoed)
     return AnswerResponse(
-        state.engine.generate(prompts, sampling, continuation=True),
+        state.generate(prompts, sampling, continuation=True),
         writer,
         num_answers=len(prompts) * sampling.n,
         streamed=bool(asked.stream),
         on_disconnect=state.metrics.disconnects.inc,
+        timeout_s=state.config.request_timeout_s,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -19,11 +21,20 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 class ApiError(Exception):
     """An error with a status of its own; RequestError is the usual way to say 400."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.param = param
         self.code = code
+        self.headers = {"WWW-Authenticate": "Bearer"} if status == 401 else dict(headers or {})
 
 
 def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
@@ -54,8 +65,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def api_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
-        return error_response(error.status, str(error), param=error.param, code=error.code, headers=headers)
+        return error_response(error.status, str(error), param=error.param, code=error.code, headers=error.headers)
 
     async def unavailable(_: Request, error: Exception) -> Response:
         return error_response(503, str(error), code="engine_unavailable", headers={"Retry-After": "1"})

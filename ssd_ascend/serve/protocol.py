@@ -72,6 +72,7 @@ class _Sampled(Strict):
     response_format: ResponseFormat | None = None
     regex: str | None = None
     grammar: str | None = None
+    speculation: bool | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -128,6 +129,7 @@ _PASSED_ON = (
     "min_tokens",
     "ignore_eos",
     "include_stop_str_in_output",
+    "speculation",
 )
 
 

@@ -1,8 +1,8 @@
 """Runs the app and the engine process together, from binding the port to the last drained request. `__main__` calls it.
 
-The port is bound first and answers at once (503 while the model loads). When the engine dies, open streams get an
-error, `/health` turns 503, and after a moment for probes to see it the server exits with status 1: restarting it is a
-supervisor's work.
+The port is bound first and answers at once (503 while the model loads). When the engine dies, streams that had begun
+get an error, `/health` turns 503, and another engine is started, which also gets the requests that had not begun. After
+too many deaths the server exits with status 1: something is wrong that another engine would not mend.
 """
 
 from __future__ import annotations
@@ -12,34 +12,28 @@ import contextlib
 import errno
 import signal
 import socket
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from ssd_ascend import catalogue
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.engine.async_engine import ENGINE_COMMAND, AsyncEngine, State
 from ssd_ascend.errors import ConfigError, WorkerError
+from ssd_ascend.log import get_logger
+from ssd_ascend.serve.admin import create_admin_app
 from ssd_ascend.serve.app import create_app
+from ssd_ascend.serve.config import ServerConfig
 from ssd_ascend.serve.state import ServerState
 from ssd_ascend.text import Tokenizer
 
 _BACKLOG = 2048
+_DEATHS_WINDOW_S = 600.0
 
-
-@dataclass(frozen=True, kw_only=True)
-class ServerConfig:
-    """How to serve. `drain_s` bounds how long requests may go on after SIGTERM, `failure_grace_s` how long a server
-    whose engine died still answers 503."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_key: str | None = None
-    tool_format: str = "auto"
-    model_name: str | None = None
-    drain_s: float = 30.0
-    failure_grace_s: float = 2.0
+log = get_logger(__name__)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -72,10 +66,15 @@ async def run_server(
     Raises ConfigError when the port or the model cannot be had, WorkerError when the engine fails, at start or later.
     """
     tokenizer = Tokenizer.load(catalogue.resolve_model(config.model), chat_template=config.chat_template)
-    with bind(serving.host, serving.port) as sock:
+    with contextlib.ExitStack() as sockets:
+        sock = sockets.enter_context(bind(serving.host, serving.port))
+        admin = None
+        if serving.admin_port is not None:
+            admin = sockets.enter_context(bind(serving.admin_host, serving.admin_port))
         engine = await AsyncEngine.start(config, tokenizer, command=engine_command)
+        engine.keeps_unstarted = serving.max_restarts > 0
         try:
-            await _Server(engine, tokenizer, serving, sock, announce).run()
+            await _Server(engine, tokenizer, serving, sock, admin, announce).run()
         finally:
             await engine.close()
 
@@ -89,30 +88,39 @@ class _Server:
         tokenizer: Tokenizer,
         serving: ServerConfig,
         sock: socket.socket,
+        admin: socket.socket | None,
         announce: Callable[[str], None],
     ) -> None:
         self._engine = engine
         self._serving = serving
         self._socket = sock
+        self._admin_socket = admin
         self._announce = announce
+        self._deaths: deque[float] = deque()
         name = serving.model_name or engine.config.served_model_name or engine.config.model
-        self._state = ServerState(engine, tokenizer, name, serving.api_key, serving.tool_format)
-        self._http = _Http(
+        self._state = ServerState(engine, tokenizer, name, serving)
+        self._http = [self._over(create_app(self._state))]
+        if admin is not None:
+            self._http.append(self._over(create_admin_app(self._state)))
+        self._stop = asyncio.Event()
+
+    def _over(self, app: ASGIApp) -> _Http:
+        return _Http(
             uvicorn.Config(
-                create_app(self._state),
+                app,
                 log_config=None,
                 access_log=False,
                 lifespan="off",
-                timeout_graceful_shutdown=round(serving.drain_s) + 5,
+                timeout_graceful_shutdown=round(self._serving.drain_s) + 5,
             )
         )
-        self._stop = asyncio.Event()
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        serving = asyncio.create_task(self._http.serve(sockets=[self._socket]))
+        sockets = [sock for sock in (self._socket, self._admin_socket) if sock is not None]
+        serving = asyncio.gather(*(http.serve(sockets=[sock]) for http, sock in zip(self._http, sockets, strict=True)))
         stopped = asyncio.create_task(self._stop.wait())
         living = asyncio.create_task(self._live())
         try:
@@ -122,7 +130,8 @@ class _Server:
         finally:
             living.cancel()
             stopped.cancel()
-            self._http.should_exit = True
+            for http in self._http:
+                http.should_exit = True
             self._engine.stop_accepting()
             await asyncio.gather(self._engine.drain(self._serving.drain_s), serving)
 
@@ -133,24 +142,44 @@ class _Server:
         self._stop.set()
 
     async def _live(self) -> None:
-        """Announce the engine when it is ready, and return when the server is stopping. Raises WorkerError when the
-        engine could not start, or, some time after it died, so that probes and clients have seen it."""
+        """Announce every engine that is ready, and return when the server is stopping. Raises WorkerError when one
+        could not start, or, some time after the last one died, so that probes and clients have seen it."""
         name = self._state.model_name
         self._announce(f"loading {name}; {self._url}/health says when it is ready")
-        await self._engine.wait_until_started()
-        info = self._engine.info
-        assert info is not None
-        how = "without speculation" if info.speculator == "none" else f"{info.speculator}, K={info.lookahead}"
-        self._announce(f"ready: {name} on {self._url} ({info.device}, {info.dtype}, {how})")
-        await self._engine.wait_for_change(State.READY)
-        if self._engine.state is State.FAILED:
-            await asyncio.sleep(self._serving.failure_grace_s)
-            raise WorkerError(self._engine.failure or "the engine failed")
+        if self._admin_socket is not None:
+            self._announce(f"admin endpoint on {_url_of(self._admin_socket)}")
+        while True:
+            await self._engine.wait_until_started()
+            info = self._engine.info
+            assert info is not None
+            how = "without speculation" if info.speculator == "none" else f"{info.speculator}, K={info.lookahead}"
+            self._announce(f"ready: {name} on {self._url} ({info.device}, {info.dtype}, {how})")
+            await self._engine.wait_for_change(State.READY)
+            if self._engine.state is not State.FAILED:
+                return
+            if not self._may_restart():
+                self._engine.fail_all()
+                await asyncio.sleep(self._serving.failure_grace_s)
+                raise WorkerError(self._engine.failure or "the engine failed")
+            log.warning("starting another engine")
+            await self._engine.restart()
+
+    def _may_restart(self) -> bool:
+        """Whether engines have died seldom enough to try another."""
+        now = time.monotonic()
+        self._deaths.append(now)
+        while now - self._deaths[0] > _DEATHS_WINDOW_S:
+            self._deaths.popleft()
+        return len(self._deaths) <= self._serving.max_restarts
 
     @property
     def _url(self) -> str:
-        host, port = self._socket.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return _url_of(self._socket)
+
+
+def _url_of(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class _Http(uvicorn.Server):

@@ -12,16 +12,20 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from ssd_ascend.core.grammar import Grammar
+from ssd_ascend.core.sampling import SamplingParams
+from ssd_ascend.engine.answer_stream import AnswerStream
 from ssd_ascend.engine.async_engine import AsyncEngine, State
+from ssd_ascend.engine.outputs import AnswerDelta
 from ssd_ascend.errors import RequestError
+from ssd_ascend.serve.config import ServerConfig
 from ssd_ascend.serve.errors import ApiError
+from ssd_ascend.serve.limits import QueueLimit, RateLimit
 from ssd_ascend.serve.metrics import ServerMetrics
 from ssd_ascend.serve.protocol import Message
 from ssd_ascend.serve.tools.formats import FORMATS, ToolFormat, for_template
 from ssd_ascend.structured.compiler import check
 from ssd_ascend.text import Tokenizer
 
-MAX_BODY_BYTES = 32 << 20
 _THREAD_ABOVE = 20_000
 """Characters from which tokenizing leaves the event loop: it takes milliseconds, and other streams shall not notice."""
 
@@ -37,17 +41,32 @@ class ServerState:
     engine: AsyncEngine
     tokenizer: Tokenizer
     model_name: str
-    api_key: str | None = None
-    tool_format_name: str = "auto"
+    config: ServerConfig = field(default_factory=ServerConfig)
     created: int = field(default_factory=lambda: int(time.time()))
     metrics: ServerMetrics = field(init=False)
     tool_format: ToolFormat = field(init=False)
+    queue: QueueLimit = field(init=False)
+    rate: RateLimit | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.metrics = ServerMetrics(lambda: self.engine.stats, lambda: self.engine.state is State.READY)
-        self.engine.on_delta = self.metrics.on_delta
-        auto = self.tool_format_name == "auto"
-        self.tool_format = for_template(self.tokenizer.chat.mentions) if auto else FORMATS[self.tool_format_name]
+        self.engine.on_delta = self._on_delta
+        wanted = self.config.tool_format
+        self.tool_format = for_template(self.tokenizer.chat.mentions) if wanted == "auto" else FORMATS[wanted]
+        self.queue = QueueLimit(self.config.max_queue, self.engine.config.max_num_seqs)
+        self.rate = None if self.config.rate_limit is None else RateLimit(self.config.rate_limit)
+
+    def _on_delta(self, delta: AnswerDelta) -> None:
+        self.metrics.on_delta(delta)
+        if delta.finish_reason is not None:
+            self.queue.saw_end()
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, *, continuation: bool = False
+    ) -> AnswerStream:
+        """See `AsyncEngine.generate`; raises ApiError 429 when the queue is full."""
+        self.queue.check(self.engine.num_sequences, len(prompts) * sampling.n)
+        return self.engine.generate(prompts, sampling, continuation=continuation)
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError 404 when a request names a model that is not served here."""
@@ -102,24 +121,27 @@ class ServerState:
             grammar, param = constraint
             await asyncio.to_thread(check, grammar, param=param)  # milliseconds, and more for a hostile one
 
+    async def read_body(self, request: Request) -> bytes:
+        """The whole body of a request. Raises ApiError: 413 above the limit, 408 when it takes too long, 400 when the
+        client leaves."""
+        parts: list[bytes] = []
+        size, most = 0, self.config.max_body_bytes
+        try:
+            async with asyncio.timeout(self.config.read_timeout_s):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > most:
+                        raise ApiError(413, f"the body is over the limit of {most} bytes", code="body_too_large")
+                    parts.append(part)
+        except ClientDisconnect as error:
+            raise ApiError(400, "the client left before it had sent its request") from error
+        except TimeoutError as error:
+            raise ApiError(408, "the request took too long to arrive", code="request_timeout") from error
+        return b"".join(parts)
+
     async def off_loop(self, size: int, work: Callable[[], T]) -> T:
         """Do `work` on `size` characters: here when it is short, in a thread when others would have to wait for it."""
         return work() if size <= _THREAD_ABOVE else await asyncio.to_thread(work)
-
-
-async def read_body(request: Request) -> bytes:
-    """The whole body of a request. Raises ApiError 413 above the limit, and 400 when the client leaves."""
-    parts: list[bytes] = []
-    size = 0
-    try:
-        async for part in request.stream():
-            size += len(part)
-            if size > MAX_BODY_BYTES:
-                raise ApiError(413, f"the body is over the limit of {MAX_BODY_BYTES} bytes", code="body_too_large")
-            parts.append(part)
-    except ClientDisconnect as error:
-        raise ApiError(400, "the client left before it had sent its request") from error
-    return b"".join(parts)
 
 
 def new_id(prefix: str) -> str:

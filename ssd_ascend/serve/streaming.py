@@ -7,7 +7,7 @@ write leave in one write, so that a slow loop catches up instead of falling behi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from ssd_ascend.engine.answer_stream import AnswerStream
 from ssd_ascend.engine.outputs import Answer, AnswerDelta, AnswerStats
-from ssd_ascend.serve.errors import error_body, error_response
+from ssd_ascend.serve.errors import ApiError, error_response
 
 encode_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode
 _DONE = b"data: [DONE]\n\n"
@@ -58,8 +58,11 @@ class AnswerResponse(Response):
         num_answers: int,
         streamed: bool,
         on_disconnect: Callable[[], None] = lambda: None,
+        timeout_s: float | None = None,
     ) -> None:
+        """timeout_s: how long the answer may take; then it ends with an error, and what runs of it is aborted."""
         super().__init__()
+        self._timeout_s = timeout_s
         self._stream = stream
         self._writer = writer
         self._num_answers = num_answers
@@ -84,29 +87,48 @@ class AnswerResponse(Response):
                 await asyncio.gather(answering, leaving, return_exceptions=True)
 
     async def _send_events(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
+        headers = [*_SSE_HEADERS, *(pair for pair in self.raw_headers if pair[0] != b"content-length")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         await _send_part(send, self._writer.opening())
         stats: dict[int, AnswerStats] = {}
-        async for deltas in self._stream:
-            failed = next((delta for delta in deltas if delta.error is not None), None)
-            await _send_part(send, b"".join([self._writer.event(delta) for delta in deltas if delta.error is None]))
-            if failed is not None:
-                # no finish reason and no [DONE]: nobody may take this for a whole answer
-                await _send_part(send, sse(error_body(500, failed.error or "", code="engine_error")), last=True)
-                return
-            stats.update({delta.index: delta.stats for delta in deltas if delta.stats is not None})
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                async for deltas in self._stream:
+                    events = [self._writer.event(delta) for delta in deltas if delta.error is None]
+                    await _send_part(send, b"".join(events))
+                    _raise_failed(deltas)
+                    stats.update({delta.index: delta.stats for delta in deltas if delta.stats is not None})
+        except (ApiError, TimeoutError) as error:
+            # no finish reason and no [DONE]: nobody may take this for a whole answer
+            await _send_part(send, sse(bytes(self._as_error(error).body)), last=True)
+            return
         await _send_part(send, self._writer.closing(stats) + _DONE, last=True)
 
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         answers = [Answer(index) for index in range(self._num_answers)]
-        async for deltas in self._stream:
-            for delta in deltas:
-                answers[delta.index].extend(delta)
-                if delta.error is not None:
-                    await error_response(500, delta.error, code="engine_error")(scope, receive, send)
-                    return
-        body = self._writer.whole(answers)
-        await Response(body, media_type="application/json")(scope, receive, send)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                async for deltas in self._stream:
+                    for delta in deltas:
+                        answers[delta.index].extend(delta)
+                    _raise_failed(deltas)
+        except (ApiError, TimeoutError) as error:
+            await self._as_error(error)(scope, receive, send)
+            return
+        whole = Response(self._writer.whole(answers), media_type="application/json")
+        whole.raw_headers += [pair for pair in self.raw_headers if pair[0] != b"content-length"]
+        await whole(scope, receive, send)
+
+    def _as_error(self, error: ApiError | TimeoutError) -> Response:
+        if isinstance(error, ApiError):
+            return error_response(error.status, str(error), code=error.code)
+        return error_response(504, f"the answer took longer than {self._timeout_s:g} s", code="answer_timeout")
+
+
+def _raise_failed(deltas: Sequence[AnswerDelta]) -> None:
+    for delta in deltas:
+        if delta.error is not None:
+            raise ApiError(500, delta.error, code="engine_error")
 
 
 async def _send_part(send: Send, body: bytes, *, last: bool = False) -> None:

@@ -7,13 +7,13 @@ from starlette.responses import Response
 
 from ssd_ascend.errors import RequestError
 from ssd_ascend.serve.protocol import DetokenizeRequest, TokenizeRequest, parse
-from ssd_ascend.serve.state import ServerState, read_body
+from ssd_ascend.serve.state import ServerState
 from ssd_ascend.serve.streaming import encode_json
 
 
 async def tokenize(state: ServerState, request: Request) -> Response:
     """The token ids of a text or of a conversation."""
-    asked = parse(TokenizeRequest, await read_body(request))
+    asked = parse(TokenizeRequest, await state.read_body(request))
     state.check_model(asked.model)
     limits = state.engine.require_ready()
     if (asked.prompt is None) == (asked.messages is None):
@@ -34,7 +34,7 @@ async def tokenize(state: ServerState, request: Request) -> Response:
 
 async def detokenize(state: ServerState, request: Request) -> Response:
     """The text of token ids."""
-    asked = parse(DetokenizeRequest, await read_body(request))
+    asked = parse(DetokenizeRequest, await state.read_body(request))
     state.check_model(asked.model)
     limits = state.engine.require_ready()
     outside = next((token for token in asked.tokens if token >= limits.vocab_size), None)

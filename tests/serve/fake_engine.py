@@ -49,6 +49,7 @@ class ParrotEngine:
         self._birds: dict[int, Bird] = {}
         self._stats = EngineStats(kv_blocks_total=1000)
         self._lost = False
+        self._lookahead = LOOKAHEAD
         self.limits = EngineLimits(
             max_model_len=MAX_MODEL_LEN, max_tokens_that_fit=MAX_MODEL_LEN, vocab_size=self._tokenizer.vocab_size
         )
@@ -80,6 +81,9 @@ class ParrotEngine:
     def abort(self, seq_ids: Iterable[int]) -> None:
         for seq_id in seq_ids:
             self._birds.pop(seq_id, None)
+
+    def tune(self, lookahead: int) -> None:
+        self._lookahead = lookahead
 
     def step(self) -> list[TokenDelta]:
         self._stats.steps += 1
@@ -113,7 +117,8 @@ class ParrotEngine:
         tokens: list[int] = []
         reason, stop_token = None, None
         is_first = not bird.said
-        for _ in range(1 if is_first else LOOKAHEAD + 1):
+        lookahead = self._lookahead if params.speculation else 0
+        for _ in range(1 if is_first else lookahead + 1):
             token = speech[len(bird.said) % len(speech)]
             bird.said.append(token)
             tokens.append(token)
@@ -123,14 +128,14 @@ class ParrotEngine:
                 reason = "length"
             if reason:
                 break
-        self._count(bird, len(tokens), is_first=is_first)
+        self._count(bird, len(tokens), drafted=0 if is_first else lookahead)
         if reason:
             del self._birds[bird.request.id]
         return TokenDelta(
             seq_id=bird.request.id,
             token_ids=tokens,
             logprobs=None if params.logprobs is None else [_logprobs(token, params.logprobs) for token in tokens],
-            sources=[0] if is_first else [2] * min(len(tokens), LOOKAHEAD) + [0] * (len(tokens) - LOOKAHEAD),
+            sources=[0] if is_first else [2] * min(len(tokens), lookahead) + [0] * (len(tokens) - lookahead),
             finish_reason=reason,
             stop_token=stop_token,
             stats=bird.stats,
@@ -144,23 +149,23 @@ class ParrotEngine:
             if "CRASH" in bird.text:
                 raise ZeroDivisionError("a bug of the parrot")
 
-    def _count(self, bird: Bird, count: int, *, is_first: bool) -> None:
+    def _count(self, bird: Bird, count: int, *, drafted: int) -> None:
         self._stats.generation_tokens += count
-        if is_first:
+        if not drafted:
             return
-        accepted = min(count, LOOKAHEAD)
+        accepted = min(count, drafted)
         old, total = bird.stats, self._stats.speculation
         bird.stats = replace(
             old,
             steps=old.steps + 1,
-            drafted=old.drafted + LOOKAHEAD,
+            drafted=old.drafted + drafted,
             accepted=old.accepted + accepted,
             lookups=old.lookups + 1,
             hits=old.hits + 1,
         )
         self._stats.speculation = SpeculationStats(
             verify_rows=total.verify_rows + 1,
-            drafted=total.drafted + LOOKAHEAD,
+            drafted=total.drafted + drafted,
             accepted=total.accepted + accepted,
             accepted_per_position=[total.accepted + accepted, 0, 0],
             lookups=total.lookups + 1,

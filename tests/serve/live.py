@@ -31,6 +31,7 @@ class LiveServer:
             stderr=subprocess.PIPE,
             text=True,
         )
+        self.admin_url = ""
         self.lines: list[str] = []
         self.errors: list[str] = []
         self._arrivals: queue.Queue[str | None] = queue.Queue()
@@ -102,16 +103,20 @@ class LiveServer:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def get(self, path: str, **more: Any) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=PATIENCE_S, **more)
+    def get(self, path: str, *, base: str | None = None, **more: Any) -> httpx.Response:
+        return httpx.get((base or self.url) + path, timeout=PATIENCE_S, **more)
 
-    def post(self, path: str, body: object, **more: Any) -> httpx.Response:
+    def options(self, path: str, **more: Any) -> httpx.Response:
+        return httpx.options(self.url + path, timeout=PATIENCE_S, **more)
+
+    def post(self, path: str, body: object, *, base: str | None = None, **more: Any) -> httpx.Response:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return httpx.post(self.url + path, content=content, timeout=PATIENCE_S, **more)
+        return httpx.post((base or self.url) + path, content=content, timeout=PATIENCE_S, **more)
 
-    def events(self, path: str, body: dict[str, Any]) -> Iterator[Any]:
+    def events(self, path: str, body: dict[str, Any], **more: Any) -> Iterator[Any]:
         """The events of a stream, parsed; "[DONE]" as it is."""
-        with httpx.stream("POST", self.url + path, json={**body, "stream": True}, timeout=PATIENCE_S) as response:
+        asked = {**body, "stream": True}
+        with httpx.stream("POST", self.url + path, json=asked, timeout=PATIENCE_S, **more) as response:
             assert response.status_code == 200, response.read()
             assert response.headers["content-type"].startswith("text/event-stream")
             for line in response.iter_lines():

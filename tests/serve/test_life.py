@@ -97,9 +97,9 @@ def test_a_second_signal_does_not_wait(parrot: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["KILL", "CRASH"])
-def test_engine_death(parrot: Path, how: str) -> None:
+def test_engine_death_without_another(parrot: Path, how: str) -> None:
     """B40: every open stream gets an error at once, /health turns 503, the process tree ends."""
-    with LiveServer("--model", str(parrot)) as live:
+    with LiveServer("--model", str(parrot), "--max-restarts", "0") as live:
         live.wait_until_ready()
         engine = live.engine_pid()
         ends: list[Any] = []
@@ -122,6 +122,59 @@ def test_engine_death(parrot: Path, how: str) -> None:
         assert [end["error"]["type"] for end in ends] == ["server_error"] * 3
         assert live.wait() == 1
         assert is_gone(engine)
+
+
+def test_a_dead_engine_is_replaced_and_what_had_not_begun_is_not_lost(parrot: Path) -> None:
+    """Four run, two wait, the engine is killed: the four get an error at once, the two an answer from the next."""
+    with LiveServer("--model", str(parrot)) as live:
+        live.wait_until_ready()
+        engine = live.engine_pid()
+        ends: dict[str, Any] = {}
+
+        def read(name: str, body: dict[str, Any]) -> None:
+            ends[name] = list(live.events("/v1/completions", body))
+
+        running = [threading.Thread(target=read, args=(f"run {i}", {**SLOW, "max_tokens": 1900})) for i in range(4)]
+        for thread in running:
+            thread.start()
+        eventually(lambda: live.metric("ssd_requests_running") == 4, "four run")
+        waiting = [threading.Thread(target=read, args=(f"wait {i}", {"prompt": "hi", "max_tokens": 4})) for i in (0, 1)]
+        for thread in waiting:
+            thread.start()
+        eventually(lambda: live.metric("ssd_requests_waiting") == 2, "two wait")
+        os.kill(engine, signal.SIGKILL)
+        for thread in running + waiting:
+            thread.join(PATIENCE_S)
+        live.wait_for_line("ready: ")
+        assert live.engine_pid() != engine
+        assert all(ends[f"run {i}"][-1]["error"]["type"] == "server_error" for i in range(4))
+        for i in (0, 1):
+            assert ends[f"wait {i}"][-1] == "[DONE]"
+            assert "".join(e["choices"][0]["text"] for e in ends[f"wait {i}"][:-1]) == "hihi"
+        assert live.get("/health").status_code == 200
+        assert live.post("/v1/completions", {"prompt": "hi", "max_tokens": 4}).json()["choices"][0]["text"] == "hihi"
+        assert live.stop() == 0
+
+
+def test_between_two_engines_there_is_503(tmp_path: Path) -> None:
+    with LiveServer("--model", str(parrot_directory(tmp_path / "slow"))) as live:
+        live.wait_until_ready()
+        os.kill(live.engine_pid(), signal.SIGKILL)
+        eventually(lambda: live.get("/health").status_code == 503, "it is noticed")
+        refused = live.post("/v1/completions", {"prompt": "hi"})
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"]
+        assert "SIGKILL" in live.get("/health").json()["reason"]
+        live.wait_for_line("ready: ")
+        assert live.get("/health").json()["status"] == "ready"
+
+
+def test_engines_that_keep_dying_end_the_server(parrot: Path) -> None:
+    with LiveServer("--model", str(parrot), "--max-restarts", "1") as live:
+        for _ in range(2):
+            live.wait_until_ready()
+            os.kill(live.engine_pid(), signal.SIGKILL)
+        assert live.wait() == 1
 
 
 def test_the_engine_dies_with_its_front_end(parrot: Path) -> None:

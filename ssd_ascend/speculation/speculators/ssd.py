@@ -124,7 +124,7 @@ class SsdSpeculator:
         updates: list[Update] = []
         asked: dict[int, Asked] = {}
         for seq, outcome, new_tokens in zip(sequences, verification.outcomes, verification.new_tokens, strict=True):
-            if seq.id in verification.faults or _ends(seq, new_tokens):
+            if seq.id in verification.faults or not seq.sampling.speculation or _ends(seq, new_tokens):
                 continue
             known = seq.id in self._worker.attached
             asked[seq.id] = Asked(seq.num_tokens + len(new_tokens), known)

@@ -1,0 +1,100 @@
+"""What the operator of a server may see and change while it runs, on an address and with a key of its own.
+
+`serve/server.py` runs it beside the API when `--admin-port` is given. Nothing here is reachable with an API key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ssd_ascend.errors import RequestError
+from ssd_ascend.serve.app import health_of, key_check
+from ssd_ascend.serve.errors import ApiError, error_response
+from ssd_ascend.serve.protocol import parse
+from ssd_ascend.serve.state import ServerState
+from ssd_ascend.serve.streaming import encode_json
+from ssd_ascend.serve.strict import Strict
+
+
+class SpeculationChange(Strict):
+    """`enabled: false` decodes plainly; `lookahead` bounds the drafts of a row, up to what the server started with."""
+
+    enabled: bool | None = None
+    lookahead: int | None = None
+
+
+def create_admin_app(state: ServerState) -> Starlette:
+    """GET /admin/state, GET and POST /admin/speculation."""
+    assert state.config.admin_key is not None, "an admin endpoint has a key"
+    check = key_check([state.config.admin_key])
+
+    async def show_state(request: Request) -> Response:
+        check(request)
+        engine = state.engine
+        return _json(
+            {
+                "health": health_of(state)[1],
+                "engine": None if engine.info is None else asdict(engine.info),
+                "limits": None if engine.limits is None else asdict(engine.limits),
+                "stats": asdict(engine.stats),
+                "open_sequences": engine.num_sequences,
+            }
+        )
+
+    async def speculation(request: Request) -> Response:
+        check(request)
+        state.engine.require_ready()
+        if request.method == "POST":
+            _change(state, parse(SpeculationChange, await state.read_body(request)))
+        return _json(_speculation(state))
+
+    routes = [Route("/admin/state", show_state), Route("/admin/speculation", speculation, methods=["GET", "POST"])]
+    return Starlette(routes=routes, exception_handlers={ApiError: _told, RequestError: _told, HTTPException: _told})
+
+
+def _speculation(state: ServerState) -> dict[str, object]:
+    info = state.engine.info
+    most = 0 if info is None else info.lookahead
+    tuned = state.engine.tuned_lookahead
+    lookahead = most if tuned is None else tuned
+    return {
+        "speculator": "none" if info is None else info.speculator,
+        "drafter": "none" if info is None else info.drafter,
+        "enabled": lookahead > 0,
+        "lookahead": lookahead,
+        "max_lookahead": most,
+    }
+
+
+def _change(state: ServerState, change: SpeculationChange) -> None:
+    """Raises RequestError for what this server cannot do."""
+    now = _speculation(state)
+    most = int(str(now["max_lookahead"]))
+    if most == 0:
+        raise RequestError("this server was started without a speculator", param="enabled", remedy="see --speculator")
+    if change.lookahead is not None and not 1 <= change.lookahead <= most:
+        raise RequestError(
+            f"lookahead is {change.lookahead}: it must be from 1 to {most}", param="lookahead", remedy="see --lookahead"
+        )
+    wanted = change.lookahead or int(str(now["lookahead"])) or most
+    is_on = change.enabled if change.enabled is not None else bool(now["enabled"] or change.lookahead)
+    state.engine.tune(wanted if is_on else 0)
+
+
+async def _told(request: Request, error: Exception) -> Response:
+    if isinstance(error, ApiError):
+        return error_response(error.status, str(error), code=error.code, headers=error.headers)
+    if isinstance(error, HTTPException):
+        return error_response(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
+    assert isinstance(error, RequestError)
+    return error_response(400, str(error), param=error.param, code=error.code)
+
+
+def _json(body: object) -> Response:
+    return Response(encode_json(body), media_type="application/json")

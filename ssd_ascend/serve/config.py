@@ -1,0 +1,58 @@
+"""How to serve, as one frozen value: made from the command line in `__main__`, read by the rest of the room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ssd_ascend.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Addresses, keys and limits. Times are in seconds; None means no limit.
+
+    drain_s bounds how long requests may go on after SIGTERM, failure_grace_s how long a server whose engine is lost for
+    good still answers 503. max_queue: sequences that may wait for room in the batch. rate_limit: requests a minute and
+    key (or client address, where there are no keys). read_timeout_s: how long a client may take to send its request.
+    request_timeout_s: how long an answer may take. max_restarts: engines that may die within ten minutes.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    model_name: str | None = None
+    tool_format: str = "auto"
+    cors_origins: tuple[str, ...] = ()
+    has_page: bool = True
+    has_access_log: bool = False
+    max_queue: int | None = None
+    max_body_bytes: int = 32 << 20
+    rate_limit: int | None = None
+    read_timeout_s: float = 60.0
+    request_timeout_s: float | None = None
+    drain_s: float = 30.0
+    failure_grace_s: float = 2.0
+    max_restarts: int = 3
+    admin_host: str = "127.0.0.1"
+    admin_port: int | None = None
+    admin_key: str | None = None
+    otlp_endpoint: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_queue", "max_restarts"):
+            _at_least(name, getattr(self, name), 0)
+        for name in ("max_body_bytes", "rate_limit"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("read_timeout_s", "request_timeout_s"):
+            _at_least(name, getattr(self, name), 0.001)
+        if self.admin_port is not None and self.admin_key is None:
+            raise ConfigError(
+                "the admin endpoint has no key", remedy="set SSD_ADMIN_KEY or --admin-key; it differs from the API key"
+            )
+        if self.admin_key is not None and self.admin_key in self.api_keys:
+            raise ConfigError("the admin key is also an API key", remedy="choose another for one of them")
+
+
+def _at_least(name: str, value: float | None, low: float) -> None:
+    if value is not None and value < low:
+        raise ConfigError(f"{name} is {value}: it must be at least {low:g}")

@@ -1,0 +1,227 @@
+"""What operators set: limits, keys, logs, the configuration file, the admin endpoint. Servers of their own."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssd_ascend.errors import ConfigError
+from ssd_ascend.serve.arguments import parse_arguments, server_config
+from ssd_ascend.serve.errors import ApiError
+from ssd_ascend.serve.limits import QueueLimit, RateLimit
+from tests.serve.live import PATIENCE_S, LiveServer, eventually
+
+HI = {"prompt": "hi", "max_tokens": 4}
+COMPLETIONS = "/v1/completions"
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def test_the_rate_of_each_key_is_its_own() -> None:
+    now = 0.0
+    limit = RateLimit(2, clock=lambda: now)
+    assert limit.take("a")["x-ratelimit-remaining-requests"] == "1"
+    limit.take("a")
+    limit.take("b")
+    with pytest.raises(ApiError) as refused:
+        limit.take("a")
+    assert refused.value.status == 429
+    assert refused.value.headers["Retry-After"] == "30"
+    now = 30.0
+    limit.take("a")
+    now = 10_000.0
+    limit.take("a")
+    limit.take("a")
+    with pytest.raises(ApiError):
+        limit.take("a")  # a long rest fills the bucket, and no more
+
+
+def test_the_queue_tells_how_long_it_is() -> None:
+    now = 0.0
+    limit = QueueLimit(2, 4, clock=lambda: now)
+    for second in (1.0, 2.0, 3.0, 4.0):  # about one answer a second
+        now = second
+        limit.saw_end()
+    limit.check(5, 1)
+    with pytest.raises(ApiError) as refused:
+        limit.check(6, 5)
+    assert refused.value.headers["Retry-After"] == "4"
+    QueueLimit(None, 4).check(10**6, 1)
+
+
+@pytest.fixture(scope="module")
+def strict(parrot: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server with all limits on, set by a file."""
+    file = tmp_path_factory.mktemp("config") / "server.toml"
+    settings = [
+        f"model = {json.dumps(str(parrot))}",
+        'served-model-name = "parrot"',
+        'api_key = ["one", "two"]',
+        "max-queue = 0",
+        "max-num-seqs = 2",
+        "rate-limit = 1000",
+        "max-body-mb = 0.01",
+        "read-timeout = 0.5",
+        "request-timeout = 1.5",
+        "access-log = true",
+        'log-format = "json"',
+        'cors-origin = ["https://page.example"]',
+        "admin-port = 0",
+        'admin-key = "boss"',
+    ]
+    file.write_text("\n".join(settings))
+    with LiveServer("--config", str(file)) as live:
+        live.admin_url = live.wait_for_line("admin endpoint on ").split()[-1]
+        yield live.wait_until_ready()
+
+
+def test_a_key_of_several(strict: LiveServer) -> None:
+    for key in ("one", "two"):
+        found = strict.post(COMPLETIONS, HI, headers=bearer(key))
+        assert found.status_code == 200
+        assert int(found.headers["x-ratelimit-limit-requests"]) == 1000
+    assert strict.post(COMPLETIONS, HI, headers=bearer("three")).status_code == 401
+
+
+def test_requests_have_ids_and_log_lines(strict: LiveServer) -> None:
+    given = strict.post(COMPLETIONS, HI, headers={**bearer("one"), "x-request-id": "mine-1"})
+    made = strict.post(COMPLETIONS, HI, headers={**bearer("one"), "x-request-id": "no/good"})
+    assert given.headers["x-request-id"] == "mine-1"
+    assert len(made.headers["x-request-id"]) == 32
+
+    def lines() -> list[dict[str, Any]]:
+        entries = [json.loads(text) for text in strict.errors]
+        return [entry for entry in entries if entry.get("request_id") == "mine-1"]
+
+    eventually(lambda: bool(lines()), "the line is written")
+    (found,) = lines()
+    assert (found["level"], found["path"], found["status"]) == ("info", COMPLETIONS, 200)
+    assert "Bearer" not in json.dumps(found)
+
+
+def test_large_and_slow_bodies(strict: LiveServer) -> None:
+    large = strict.post(COMPLETIONS, {"prompt": "x" * 20_000}, headers=bearer("one"))
+    assert large.status_code == 413
+    host, port = strict.url.removeprefix("http://").split(":")
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer one\r\nContent-Length: 50\r\n\r\n{"
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as slow:
+        slow.sendall(head.encode())
+        assert slow.recv(4096).startswith(b"HTTP/1.1 408")
+
+
+def test_answers_have_an_end(strict: LiveServer) -> None:
+    body = {"prompt": "SLOW " * 4, "max_tokens": 1500}
+    whole = strict.post(COMPLETIONS, body, headers=bearer("two"))
+    assert whole.status_code == 504
+    assert whole.json()["error"]["code"] == "answer_timeout"
+    events = list(strict.events(COMPLETIONS, body, headers=bearer("two")))
+    assert len(events) > 3
+    assert events[-1]["error"]["code"] == "answer_timeout"
+    strict.wait_until_idle()
+
+
+def test_a_full_queue_answers_429(strict: LiveServer) -> None:
+    body = {"prompt": "SLOW " * 4, "max_tokens": 1500}
+    threads = [
+        threading.Thread(target=strict.post, args=(COMPLETIONS, body), kwargs={"headers": bearer("one")})
+        for _ in (1, 2)
+    ]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: strict.metric("ssd_requests_running") == 2, "two run")
+    refused = strict.post(COMPLETIONS, HI, headers=bearer("one"))
+    assert refused.status_code == 429
+    assert refused.json()["error"]["code"] == "queue_full"
+    assert int(refused.headers["retry-after"]) >= 1
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    strict.wait_until_idle()
+
+
+def test_pages_of_other_sites(strict: LiveServer) -> None:
+    def allowed(origin: str) -> str | None:
+        headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+        found: str | None = strict.options(COMPLETIONS, headers=headers).headers.get("access-control-allow-origin")
+        return found
+
+    assert allowed("https://page.example") == "https://page.example"
+    assert allowed("https://evil.example") is None
+
+
+def test_cors_is_off_by_default(server: LiveServer) -> None:
+    found = server.post(COMPLETIONS, HI, headers={"Origin": "https://page.example"})
+    assert found.status_code == 200
+    assert "access-control-allow-origin" not in found.headers
+
+
+def test_the_admin_endpoint(strict: LiveServer) -> None:
+    speculation = "/admin/speculation"
+    boss: Any = {"headers": bearer("boss"), "base": strict.admin_url}
+    assert strict.get(speculation, base=strict.admin_url, headers=bearer("one")).status_code == 401
+    assert strict.get(speculation, headers=bearer("boss")).status_code == 404  # it is not on the API's address
+    assert strict.get(speculation, **boss).json()["lookahead"] == 3
+    assert strict.get("/admin/state", **boss).json()["health"]["status"] == "ready"
+
+    def drafted(body: dict[str, Any]) -> int:
+        usage = strict.post(COMPLETIONS, body, headers=bearer("two")).json()["usage"]["completion_tokens_details"]
+        return int(usage["accepted_prediction_tokens"])
+
+    body = {"prompt": "abcdefgh", "max_tokens": 9}
+    assert drafted(body) == 6
+    assert strict.post(speculation, {"enabled": False}, **boss).json()["enabled"] is False
+    assert drafted(body) == 0
+    changed = strict.post(speculation, {"lookahead": 1}, **boss).json()
+    assert (changed["enabled"], changed["lookahead"], changed["max_lookahead"]) == (True, 1, 3)
+    assert drafted(body) == 4
+    assert strict.post(speculation, {"lookahead": 9}, **boss).json()["error"]["param"] == "lookahead"
+    strict.post(speculation, {"lookahead": 3}, **boss)
+    assert drafted({**body, "speculation": False}) == 0
+
+
+def test_rate_limit_over_http(parrot: Path) -> None:
+    with LiveServer("--model", str(parrot), "--rate-limit", "2") as live:
+        live.wait_until_ready()
+        found = [live.post(COMPLETIONS, HI) for _ in range(3)]
+        assert [answer.status_code for answer in found] == [200, 200, 429]
+        assert found[2].json()["error"]["type"] == "rate_limit_error"
+        assert live.get("/health").status_code == 200  # probes are not counted
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("max-queu = 3", "max-queu"),
+        ("max-queue = true", "max-queue"),
+        ("access-log = 1", "access-log"),
+        ("[limits]\nmax-queue = 3", "limits"),
+        ("max-queue = ", "cannot read"),
+    ],
+)
+def test_wrong_files_are_named(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        parse_arguments(["--config", str(file)])
+
+
+def test_flags_beat_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text("port = 1\nmax_queue = 7\nlookahead = 2\nno-page = true")
+    args = parse_arguments(["--config", str(file), "--port", "2"])
+    config = server_config(args)
+    assert (config.port, config.max_queue, config.has_page, args.lookahead) == (2, 7, False, 2)
+
+
+def test_the_admin_endpoint_needs_a_key_of_its_own() -> None:
+    with pytest.raises(ConfigError, match="SSD_ADMIN_KEY"):
+        server_config(parse_arguments(["--admin-port", "0"]))
+    with pytest.raises(ConfigError, match="also an API key"):
+        server_config(parse_arguments(["--admin-port", "0", "--admin-key", "k", "--api-key", "k"]))
