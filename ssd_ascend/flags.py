@@ -76,6 +76,18 @@ def _add_capacity_arguments(group: argparse._ArgumentGroup) -> None:
     _flag(group, "--engine-seed", dest="seed", type=int, metavar="S", help="seeds requests that bring none")
 
 
+def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags that make a door the launcher of a whole plan; see `serve/launch.py`."""
+    group = parser.add_argument_group("several processes, as planned for a cluster")
+    _flag(group, "--topology", metavar="FILE", help="a name in topology/, or a file: start the whole plan for it")
+    _flag(group, "--preset", metavar="NAME", help="the preset to serve there (with --topology)")
+    _flag(group, "--replicas", type=int, metavar="N", help="copies of the target, behind one router (default 1)")
+    _flag(group, "--batch", type=int, metavar="N", help="sequences at once that the plan is made for (default 1)")
+    _flag(group, "--context", type=int, metavar="N", help="tokens of each that the plan is made for (default 4096)")
+    _flag(group, "--speculators-per-replica", type=int, metavar="N", help="default: as planned")
+    _flag(group, "--ray", metavar="ADDRESS", help="as actors of this Ray cluster ('auto': the one around us)")
+
+
 def _add_speculation_arguments(group: argparse._ArgumentGroup) -> None:
     _flag(group, "--speculator", choices=SPECULATORS, help="when drafting happens: never, in turn, or meanwhile")
     _flag(group, "--drafter", choices=DRAFTERS, help="what drafts: a small model, an EAGLE-3 head, or n-grams")

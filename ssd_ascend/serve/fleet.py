@@ -1,0 +1,125 @@
+"""The processes of a plan on this machine: started, watched, started anew when one ends, and stopped together.
+
+Each dies with us, however we go. A process that comes back keeps its address, so nobody has to be told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ssd_ascend import env
+from ssd_ascend.log import fields, get_logger
+from ssd_ascend.serve.roles import Role
+
+_LOOPBACK: Final = "127.0.0.1"
+_FIRST_PAUSE_S: Final = 0.5
+_LONGEST_PAUSE_S: Final = 30.0
+_HEALTHY_S: Final = 60.0
+BOOT: Final = """
+import runpy, sys
+from ssd_ascend.speculation.worker_process import die_with_parent
+die_with_parent(int(sys.argv[1]))
+module, sys.argv = sys.argv[2], sys.argv[2:]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A role and the address it listens at."""
+
+    role: Role
+    host: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        """For flags."""
+        return f"{self.host}:{self.port}"
+
+
+def place(roles: Sequence[Role]) -> list[Placed]:
+    """A free port of this machine for each role."""
+    sockets = [socket.create_server((_LOOPBACK, 0)) for _ in roles]
+    placed = [Placed(role, _LOOPBACK, sock.getsockname()[1]) for role, sock in zip(roles, sockets, strict=True)]
+    for sock in sockets:
+        sock.close()
+    return placed
+
+
+def speculators_of(placed: Sequence[Placed], replica: int) -> list[str]:
+    """The addresses of a replica's speculators."""
+    return [each.address for each in placed if each.role.kind == "speculator" and each.role.replica == replica]
+
+
+class Fleet:
+    """The processes. `start` returns at once; who answers when is for `/health` to tell."""
+
+    def __init__(self, placed: Sequence[Placed]) -> None:
+        self.placed = list(placed)
+        self.restarts = 0
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._keepers: list[asyncio.Task[None]] = []
+        self._closing = asyncio.Event()
+
+    def start(self) -> None:
+        """Start all and keep them alive, until `close`."""
+        self._keepers = [asyncio.create_task(self._keep(each)) for each in self.placed]
+
+    def pid(self, name: str) -> int | None:
+        """The process of a role, None while there is none."""
+        process = self._processes.get(name)
+        return None if process is None or process.returncode is not None else process.pid
+
+    async def close(self, grace_s: float) -> None:
+        """Ask all to leave; end those that are still there after a while."""
+        self._closing.set()
+        for process in self._processes.values():
+            if process.returncode is None:
+                process.terminate()
+        await asyncio.wait(self._keepers, timeout=grace_s)
+        for process in self._processes.values():
+            if process.returncode is None:
+                process.kill()
+        for keeper in self._keepers:
+            keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await keeper
+
+    async def _keep(self, placed: Placed) -> None:
+        pause_s, clock = _FIRST_PAUSE_S, asyncio.get_running_loop().time
+        while not self._closing.is_set():
+            began = clock()
+            status = await self._run(placed)
+            if self._closing.is_set():
+                return
+            pause_s = _FIRST_PAUSE_S if clock() - began > _HEALTHY_S else pause_s
+            log.warning("%s ended %s", placed.role.name, fields(status=_described(status), again_in_s=pause_s))
+            self.restarts += 1
+            await asyncio.sleep(pause_s)
+            pause_s = min(2.0 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _run(self, placed: Placed) -> int:
+        """One life of a role."""
+        role = placed.role
+        speculators = speculators_of(self.placed, role.replica) if role.kind == "target" else []
+        command = role.command(placed.host, placed.port, speculators)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", BOOT, str(os.getpid()), *command, env=env.with_own(role.env), stdout=sys.stderr
+        )
+        self._processes[role.name] = process
+        log.info("%s starts %s", role.name, fields(pid=process.pid, port=placed.port))
+        return await process.wait()
+
+
+def _described(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else str(status)

@@ -1,0 +1,133 @@
+"""`python -m ssd_ascend.serve --topology FILE --preset NAME`: plans, starts every process of the plan, and routes.
+
+On this machine by itself (`fleet.py`), or on a Ray cluster (`ray_fleet.py`); `__main__` calls `launch`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import secrets
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from ssd_ascend import catalogue, env
+from ssd_ascend.config.plan import Plan, Wish
+from ssd_ascend.config.topology import Topology
+from ssd_ascend.errors import ConfigError
+from ssd_ascend.planner import make_plan
+from ssd_ascend.serve.fleet import Fleet, Placed, place
+from ssd_ascend.serve.roles import SECRET, Role, on_devices, roles_of, with_threads
+from ssd_ascend.serve.router import Router
+from ssd_ascend.serve.routing import Replica
+
+
+class AnyFleet(Protocol):
+    """What the launcher asks of whoever runs the processes."""
+
+    placed: list[Placed]
+
+    def start(self) -> None: ...
+    async def close(self, grace_s: float) -> None: ...
+
+
+def plan_for(args: argparse.Namespace) -> tuple[Plan, Topology]:
+    """The plan that the flags ask for. ConfigError when there is none, or a flag is missing."""
+    if not hasattr(args, "preset"):
+        raise ConfigError("--topology is given, but no preset", remedy="add --preset NAME, one of models/")
+    topology = catalogue.find_topology(args.topology)
+    wish = Wish(
+        replicas=getattr(args, "replicas", 1),
+        batch=getattr(args, "batch", 1),
+        context=getattr(args, "context", 4096),
+        tp=getattr(args, "tensor_parallel", None),
+        speculator=getattr(args, "speculator", None),
+        speculators=getattr(args, "speculators_per_replica", None),
+    )
+    name = Path(args.preset).name.removesuffix(".toml")
+    return make_plan(topology, catalogue.find_preset(args.preset), wish, preset_name=name), topology
+
+
+def engine_flags(argv: Sequence[str]) -> list[str]:
+    """The flags of the command line that are for every process, in their order: all but ours and the address."""
+    ours = {
+        *("--topology", "--preset", "--replicas", "--batch", "--context", "--speculators-per-replica", "--ray"),
+        *("--host", "--port", "--tp", "--speculator"),
+    }
+    kept: list[str] = []
+    skip = False
+    for word in argv:
+        name, equals, _ = word.partition("=")
+        if skip:
+            skip = False
+        elif name in ours:
+            skip = not equals
+        else:
+            kept.append(word)
+    return kept
+
+
+def launch(args: argparse.Namespace, argv: Sequence[str], announce: Callable[[str], None]) -> None:
+    """Carry the plan out until told to stop. Raises ConfigError when it cannot be."""
+    plan, topology = plan_for(args)
+    env.provide({SECRET: secrets.token_hex(32)})  # for the lines between our own processes
+    roles = roles_of(plan, topology, engine_flags(argv))
+    if Path(args.preset).suffix == ".toml":  # a preset of the user's own is a file to our processes, too
+        roles = [_renamed(role, plan.preset, args.preset) for role in roles]
+    announce(f"plan: {_summary(plan)}")
+    asyncio.run(_serve(args, roles, topology, announce))
+
+
+def _renamed(role: Role, name: str, path: str) -> Role:
+    return replace(role, flags=tuple(path if flag == name else flag for flag in role.flags))
+
+
+def _summary(plan: Plan) -> str:
+    mode = f"{plan.mode}, lookahead {plan.lookahead}" if plan.mode != "none" else "no speculation"
+    return (
+        f"{plan.preset} on {plan.topology}: {len(plan.replicas)} replicas of {plan.tp} devices and "
+        f"{plan.num_speculators} speculators, {mode}"
+    )
+
+
+async def _serve(
+    args: argparse.Namespace, roles: list[Role], topology: Topology, announce: Callable[[str], None]
+) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    fleet = _fleet(args, roles, topology)
+    targets = [each for each in fleet.placed if each.role.kind == "target"]
+    router = Router([Replica(each.role.name, each.host, each.port) for each in targets])
+    port = await router.start(args.host, args.port)
+    url = f"http://{args.host}:{port}"
+    announce(f"loading; {url}/health says which replicas are ready")
+    fleet.start()
+    ready = asyncio.create_task(router.wait_until_ready())
+    ready.add_done_callback(lambda task: None if task.cancelled() else announce(f"ready: {len(targets)} on {url}"))
+    try:
+        await stop.wait()
+    finally:
+        ready.cancel()
+        await router.close(args.drain_timeout)
+        await fleet.close(args.drain_timeout)
+
+
+def _fleet(args: argparse.Namespace, roles: list[Role], topology: Topology) -> AnyFleet:
+    if hasattr(args, "ray"):
+        from ssd_ascend.serve.ray_fleet import RayFleet
+
+        return RayFleet(args.ray, roles, topology)
+    if topology.nodes > 1 and any(role.node for role in roles):
+        raise ConfigError(
+            f"the plan for {topology.name} uses {1 + max(role.node for role in roles)} nodes",
+            remedy="give --ray ADDRESS of a cluster over them; by itself this command starts processes on one",
+        )
+    own = [on_devices(role, topology) for role in roles]
+    if topology.device.shares_host:
+        own = [with_threads(role, os.cpu_count() or 1, len(roles)) for role in own]
+    return Fleet(place(own))

@@ -1,0 +1,209 @@
+"""A front for several servers of one model: passes each request to the replica that suits it, streams as they come.
+
+Replicas come and go: one that does not answer its probe, or breaks before its first byte, is passed over, and the
+request goes to the next. `launch.py` runs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Sequence
+
+from ssd_ascend.log import get_logger
+from ssd_ascend.serve.http_wire import MAX_HEAD_BYTES, BadRequestError, Request, answer, error, read_request
+from ssd_ascend.serve.routing import Replica, block_names, choose
+
+_CHUNK = 64 << 10
+_CONNECT_S = 2.0
+_PROBE_S = 5.0
+_PROBE_EVERY_S = 0.5
+log = get_logger(__name__)
+
+
+class Router:
+    """The replicas, and the connections under way. Lives in one asyncio loop."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self.replicas = list(replicas)
+        self._served_by_prefix = 0
+        self._open: set[asyncio.Task[None]] = set()
+        self._probing: asyncio.Task[None] | None = None
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen, and watch the replicas; returns the port."""
+        self._server = await asyncio.start_server(self._meet, host, port, limit=MAX_HEAD_BYTES)
+        self._probing = asyncio.create_task(self._probe_all())
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def wait_until_ready(self) -> None:
+        """Return once every replica has been ready."""
+        missing = set(self.replicas)
+        while missing:
+            missing -= {replica for replica in missing if replica.is_ready}
+            await asyncio.sleep(_PROBE_EVERY_S / 2.0)
+
+    async def close(self, drain_s: float) -> None:
+        """Take no more, and give what is under way so long to end."""
+        if self._server is not None:
+            self._server.close()
+        if self._open:
+            await asyncio.wait(self._open, timeout=drain_s)
+        for task in [*self._open, *([self._probing] if self._probing else [])]:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    # -- one connection --------------------------------------------------------------------------------------------
+
+    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        try:
+            await self._converse(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # the client has left, which ends its request
+        finally:
+            self._open.discard(task)
+            writer.close()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            request = await read_request(reader)
+        except BadRequestError as bad:
+            writer.write(error(bad.status, str(bad)))
+            await writer.drain()
+            return
+        if request is None:
+            return
+        own = self._own(request)
+        if own is not None:
+            writer.write(own)
+            await writer.drain()
+            return
+        passing = asyncio.create_task(self._pass_on(request, writer))
+        leaving = asyncio.create_task(reader.read(1))  # nothing more is due from the client but its leaving
+        await asyncio.wait((passing, leaving), return_when=asyncio.FIRST_COMPLETED)
+        for task in (leaving, passing):
+            if not task.done():
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        if passing.done() and not passing.cancelled():
+            passing.result()
+
+    def _own(self, request: Request) -> bytes | None:
+        """What the router answers itself."""
+        path = request.path.partition("?")[0]
+        if request.method == "GET" and path == "/health":
+            ready = sum(replica.is_ready for replica in self.replicas)
+            status = "starting" if not ready else "ready" if ready == len(self.replicas) else "degraded"
+            body = {
+                "status": status,
+                "replicas": [
+                    {"name": r.name, "ready": r.is_ready, "in_flight": r.in_flight, "reason": r.reason or None}
+                    for r in self.replicas
+                ],
+            }
+            return answer(200 if ready else 503, json.dumps(body).encode(), "application/json")
+        if request.method == "GET" and path == "/metrics":
+            return answer(200, self._metrics().encode(), "text/plain; version=0.0.4; charset=utf-8")
+        return None
+
+    async def _pass_on(self, request: Request, writer: asyncio.StreamWriter) -> None:
+        names = block_names(request.body) if request.method == "POST" else []
+        tried: list[Replica] = []
+        while (replica := choose([r for r in self.replicas if r not in tried], names)) is not None:
+            tried.append(replica)
+            self._served_by_prefix += replica.held_blocks(names) > 0
+            replica.remember(names)
+            replica.in_flight += 1
+            replica.requests += 1
+            try:
+                if await _relay(request, replica, writer, may_refuse=self._others_ready(tried)):
+                    return
+            finally:
+                replica.in_flight -= 1
+            log.info("%s passed a request on to another replica", replica.name)
+        writer.write(error(503, "no replica is ready"))
+        await writer.drain()
+
+    def _others_ready(self, tried: Sequence[Replica]) -> bool:
+        return any(replica.is_ready and replica not in tried for replica in self.replicas)
+
+    # -- watching --------------------------------------------------------------------------------------------------
+
+    async def _probe_all(self) -> None:
+        while True:
+            await asyncio.gather(*(self._probe(replica) for replica in self.replicas))
+            await asyncio.sleep(_PROBE_EVERY_S)
+
+    async def _probe(self, replica: Replica) -> None:
+        was_ready = replica.is_ready
+        try:
+            async with asyncio.timeout(_PROBE_S):
+                replica.is_ready, replica.reason = await _health_of(replica)
+        except (OSError, TimeoutError, ValueError) as problem:
+            replica.is_ready = False
+            replica.reason = str(problem) or "no answer"
+        if was_ready and not replica.is_ready:
+            replica.forget()
+            log.warning("%s is out: %s", replica.name, replica.reason)
+        elif replica.is_ready and not was_ready:
+            log.info("%s is in", replica.name)
+
+    def _metrics(self) -> str:
+        lines = ["# TYPE ssd_router_requests_total counter"]
+        lines += [f'ssd_router_requests_total{{replica="{r.name}"}} {r.requests}' for r in self.replicas]
+        lines += ["# TYPE ssd_router_in_flight gauge"]
+        lines += [f'ssd_router_in_flight{{replica="{r.name}"}} {r.in_flight}' for r in self.replicas]
+        lines += ["# TYPE ssd_router_ready gauge"]
+        lines += [f'ssd_router_ready{{replica="{r.name}"}} {int(r.is_ready)}' for r in self.replicas]
+        lines += ["# TYPE ssd_router_prefix_requests_total counter"]
+        lines += [f"ssd_router_prefix_requests_total {self._served_by_prefix}", ""]
+        return "\n".join(lines)
+
+
+async def _relay(request: Request, replica: Replica, writer: asyncio.StreamWriter, *, may_refuse: bool) -> bool:
+    """Pass a request and its answer; False when the replica broke (or, with `may_refuse`, answered 503) before a byte
+    of its answer had been passed on."""
+    client = (writer.get_extra_info("peername") or ("?",))[0]
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            theirs, ours = await asyncio.open_connection(replica.host, replica.port)
+    except (OSError, TimeoutError):
+        return False
+    try:
+        try:
+            ours.write(request.onward(str(client)))
+            await ours.drain()
+            data = await theirs.read(_CHUNK)
+        except OSError:
+            return False
+        if not data or (may_refuse and data.startswith(b"HTTP/1.1 503")):
+            return False
+        while data:
+            writer.write(data)
+            await writer.drain()
+            data = await theirs.read(_CHUNK)
+        return True
+    finally:
+        ours.close()
+
+
+async def _health_of(replica: Replica) -> tuple[bool, str]:
+    """Whether a replica takes requests, and what else it says. Raises OSError or ValueError when it says nothing."""
+    reader, writer = await asyncio.open_connection(replica.host, replica.port)
+    try:
+        writer.write(b"GET /health HTTP/1.1\r\nHost: replica\r\nConnection: close\r\n\r\n")
+        head, _, body = (await reader.read(-1)).partition(b"\r\n\r\n")
+    finally:
+        writer.close()
+    told = json.loads(body)
+    if not isinstance(told, dict):
+        raise ValueError("its health is no object")
+    ready = head.startswith(b"HTTP/1.1 200")
+    return ready, str(told.get("reason") or ("" if ready else told.get("status")))
