@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ssd_ascend import env, log
 from ssd_ascend.errors import ConfigError, SsdError
-from ssd_ascend.flags import engine_config
+from ssd_ascend.flags import add_engine_arguments, add_launch_arguments, engine_config
 from ssd_ascend.serve.arguments import parse_arguments, server_config
 
 
@@ -16,14 +16,15 @@ def main(argv: Sequence[str] | None = None, *, engine_command: Sequence[str] | N
     """Serve; returns the exit status. `engine_command` replaces the engine process, for tests."""
     env.let_threads_sleep()
     try:
-        args = parse_arguments(sys.argv[1:] if argv is None else argv)
+        given = sys.argv[1:] if argv is None else argv
+        args = parse_arguments(given, add_engine_arguments, add_launch_arguments)
         if args.log_format is not None:
             env.provide({"SSD_LOG_FORMAT": args.log_format})  # the engine and its workers write to the same place
             log.use_format(args.log_format)
         if hasattr(args, "topology"):
             from ssd_ascend.serve.launch import launch  # the planner, which one engine needs nothing of
 
-            launch(args, sys.argv[1:] if argv is None else argv, _announce)
+            launch(args, given, _announce)
             return 0
         config, serving = engine_config(args), server_config(args)
         if config.tensor_parallel > 1:

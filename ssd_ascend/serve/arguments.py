@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import argparse
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ssd_ascend import env
 from ssd_ascend.errors import ConfigError
-from ssd_ascend.flags import add_engine_arguments, add_launch_arguments
 from ssd_ascend.serve.config import ServerConfig
 
+AddFlags = Callable[[argparse.ArgumentParser], object]
 
-def build_parser() -> argparse.ArgumentParser:
-    """The flags of this door."""
+
+def build_parser(*others: AddFlags) -> argparse.ArgumentParser:
+    """The flags of this door: the server's own, and what `others` add (those of the engine, of the launcher)."""
     parser = argparse.ArgumentParser(prog="python -m ssd_ascend.serve", description="The OpenAI-compatible server.")
     parser.add_argument("--config", metavar="FILE", help="a TOML file of flags without their dashes; flags beat it")
     _add_server_flags(parser.add_argument_group("server"))
     _add_limit_flags(parser.add_argument_group("limits"))
     _add_operator_flags(parser.add_argument_group("operation"))
-    add_launch_arguments(parser)
-    add_engine_arguments(parser)
+    for add in others:
+        add(parser)
     return parser
 
 
@@ -81,9 +82,9 @@ def _add_operator_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--otlp-endpoint", metavar="URL", help="where OpenTelemetry traces go, as OTLP over HTTP")
 
 
-def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str], *others: AddFlags) -> argparse.Namespace:
     """The flags of the command line, and behind them those of `--config`. Raises ConfigError for a wrong file."""
-    parser = build_parser()
+    parser = build_parser(*others)
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config")
     file = first.parse_known_args(argv)[0].config

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ssd_ascend.errors import ConfigError
+from ssd_ascend.flags import add_engine_arguments
 from ssd_ascend.serve.arguments import parse_arguments, server_config
 from ssd_ascend.serve.errors import ApiError
 from ssd_ascend.serve.limits import QueueLimit, RateLimit
@@ -209,13 +210,13 @@ def test_wrong_files_are_named(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "server.toml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=words):
-        parse_arguments(["--config", str(file)])
+        parse_arguments(["--config", str(file)], add_engine_arguments)
 
 
 def test_flags_beat_the_file(tmp_path: Path) -> None:
     file = tmp_path / "server.toml"
     file.write_text("port = 1\nmax_queue = 7\nlookahead = 2\nno-page = true")
-    args = parse_arguments(["--config", str(file), "--port", "2"])
+    args = parse_arguments(["--config", str(file), "--port", "2"], add_engine_arguments)
     config = server_config(args)
     assert (config.port, config.max_queue, config.has_page, args.lookahead) == (2, 7, False, 2)
 
