@@ -19,7 +19,7 @@ from ssd_ascend.errors import ConfigError
 
 CORE = 32000
 """The chain never leaves the first so many tokens, so that a head with a smaller vocabulary can follow it."""
-_SECOND = 0.75
+_SECOND = 0.7
 """How strongly a draft believes in its second choice, the first one being 1. Noise is far below both."""
 _LOGIT = 16.0
 """The logit of the token that follows, those of all others being about 0."""

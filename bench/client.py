@@ -27,7 +27,13 @@ class Answer:
     completion_tokens: int | None = None
     """As the server counted them; None when it did not say."""
     prompt_tokens: int | None = None
+    finish_reason: str | None = None
     failure: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """The model had nothing to say: servers that know no `ignore_eos` may end before the first text."""
+        return not self.arrivals_ns and self.finish_reason == "stop"
 
     @property
     def num_tokens(self) -> int:
@@ -126,6 +132,7 @@ def _note(answer: Answer, event: dict[str, Any]) -> None:
         if piece:
             answer.arrivals_ns.append(time.perf_counter_ns())
             answer.text += piece
+        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
     if usage := event.get("usage"):
         answer.completion_tokens = usage.get("completion_tokens")
         answer.prompt_tokens = usage.get("prompt_tokens")

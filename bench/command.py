@@ -80,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print, write. Returns the exit status."""
     from bench import report
 
-    notices = reference_line.translate(args, num_devices=_num_devices(args))
+    count, kind = _devices(args)
+    notices = reference_line.translate(args, num_devices=count, device=kind)
     for notice in notices:
         print(f"note: {notice}", file=sys.stderr)
     outcome = _measure(args)
@@ -114,16 +115,18 @@ def _measure(args: argparse.Namespace) -> dict[str, Any]:
         return measure(args) | {"notice": notice}
 
 
-def _num_devices(args: argparse.Namespace) -> int | None:
-    """Accelerators of the kind that will be used; None on a CPU. Asked only when a line counts them."""
+def _devices(args: argparse.Namespace) -> tuple[int | None, str | None]:
+    """How many accelerators there are and of which kind; None on a CPU. Asked only when a line counts them."""
     if not hasattr(args, "gpus"):
-        return None
+        return None, None
     import torch
 
     from ssd_ascend.backends.registry import load_backend
 
     backend = load_backend(getattr(args, "device", None))
-    return None if backend.device_type == "cpu" else torch.accelerator.device_count()
+    if backend.device_type == "cpu":
+        return None, None
+    return torch.accelerator.device_count(), backend.name
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -128,9 +128,11 @@ async def _crowd(api: Server, body: dict[str, Any], texts: Sequence[str], client
 def summarise_answers(clients: int, answers: Sequence[Answer], seconds: float) -> Row:
     """One row: throughput, and percentiles of the first token and of the gaps between pieces of text."""
     good = [answer for answer in answers if answer.failure is None and answer.arrivals_ns]
-    failures = [answer.failure or "no text came" for answer in answers if answer not in good]
+    empty = [answer for answer in answers if answer.failure is None and answer.is_empty]
+    failures = [answer.failure or "no text came" for answer in answers if answer not in good and answer not in empty]
     row: Row = {"mode": "server", "batch": clients, "clients": clients, "requests": len(answers)}
     row |= {"failed": len(failures), "failure": failures[0] if failures else None, "slowest_to_median": None}
+    row["empty"] = len(empty) or None
     if not good:
         return row | {"tokens_per_s": 0.0}
     tokens = sum(answer.num_tokens for answer in good)

@@ -84,10 +84,10 @@ def is_reference_line(args: argparse.Namespace) -> bool:
     )
 
 
-def translate(args: argparse.Namespace, *, num_devices: int | None) -> list[str]:
+def translate(args: argparse.Namespace, *, num_devices: int | None, device: str | None = None) -> list[str]:
     """Rewrite `args` in our words, in place; returns what the user should know. ConfigError when nothing can run.
 
-    `num_devices` is how many accelerators there are; None on a CPU.
+    `num_devices` is how many accelerators there are, of the kind `device`; None on a CPU.
     """
     given = vars(args)
     notices = [f"--{name} is ignored: {why}" for name, why in _NO_COUNTERPART.items() if name in given]
@@ -97,7 +97,7 @@ def translate(args: argparse.Namespace, *, num_devices: int | None) -> list[str]
     _renamed(given)
     if is_reference_line(args):
         notices += _models(given)
-        notices += _devices(given, num_devices)
+        notices += _devices(given, num_devices, device)
         given["continuous"] = True
         given.setdefault("batch", str(given.get("b", 1)))
         given.setdefault("prompts", _DEFAULT_NUMSEQS)
@@ -154,7 +154,7 @@ def _data_sets(given: dict[str, Any]) -> list[str]:
     return chosen or (["gsm8k"] if given.get("continuous") and not free else [])
 
 
-def _devices(given: dict[str, Any], num_devices: int | None) -> list[str]:
+def _devices(given: dict[str, Any], num_devices: int | None, device: str | None) -> list[str]:
     gpus = given.get("gpus", 1)
     if gpus < 1:
         raise ConfigError(f"--gpus is {gpus}", remedy="give at least 1")
@@ -162,8 +162,10 @@ def _devices(given: dict[str, Any], num_devices: int | None) -> list[str]:
         return [f"--gpus {gpus} is ignored: this runs on the CPU"] if "gpus" in given else []
     if gpus > num_devices:
         raise ConfigError(f"--gpus is {gpus}, but this machine has {num_devices}", remedy="give what there is")
-    target = gpus - 1 if given.get("async") and gpus > 1 else gpus
-    given.setdefault("tensor_parallel", target)
+    own_device = bool(given.get("async")) and gpus > 1  # the drafter's: the last one
+    given.setdefault("tensor_parallel", gpus - own_device)
+    if own_device and device is not None:
+        given.setdefault("draft_device", f"{device}:{gpus - 1}")
     return []
 
 

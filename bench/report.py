@@ -174,7 +174,7 @@ def tables(outcome: Mapping[str, Any]) -> str:
 def online_table(rows: Sequence[Row]) -> str:
     """What clients of a server saw."""
     titles = {
-        "clients": "clients", "requests": "requests", "failed": "failed", "tokens_per_s": "tokens/s",
+        "clients": "clients", "requests": "requests", "failed": "failed", "empty": "empty", "tokens_per_s": "tokens/s",
         "ttft_ms_p50": "first token ms p50", "ttft_ms_p99": "p99", "ttft_ms_max": "max", "itl_ms_p50": "gap ms p50",
         "itl_ms_p99": "gap p99", "slowest_to_median": "slowest / median", "peak_rss_mb": "peak RSS MB",
         "start_to_ready_s": "ready s", "start_to_first_token_s": "start to first token s",

@@ -20,10 +20,8 @@ from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.config.preset import Dims, ModelPreset
 from ssd_ascend.errors import ConfigError
 
-_NOISE = 0.3
-_NOTICE = (
-    "weights are synthetic: {accepted:.0%} of drafts kept, {foreseen:.0%} of other outcomes foreseen, set, not learned"
-)
+_NOISE = 0.1
+_NOTICE = "synthetic weights: {accepted:.0%} of drafts kept, {foreseen:.0%} of other outcomes foreseen: set, not learnt"
 ACCEPTED, FORESEEN = 0.8, 0.85
 
 
@@ -48,14 +46,14 @@ def _lay_out(given: dict[str, Any], name: str, folder: Path, agreement: Agreemen
     preset = catalogue.find_preset(name)
     kind = load_backend(given.get("device")).name
     target = lay_out_model(
-        folder / name, _config(preset.target), device_type=kind, seed=1, noise=_NOISE, core=agreement.core
+        folder / Path(name).stem, _config(preset.target), device_type=kind, seed=1, noise=_NOISE, core=agreement.core
     )
     given["model"] = str(target)
     if preset.draft is None or preset.speculation is None:
         return
     for key in ("drafter", "lookahead", "fan_out"):  # a folder brings none of the preset's settings along
         given.setdefault(key, getattr(preset.speculation, key))
-    draft = folder / f"{name}--draft"
+    draft = folder / "draft"
     if given["drafter"] == "eagle3":
         given["draft"] = str(lay_out_head(draft, target, agreement=agreement, noise=_NOISE))
     elif given["drafter"] == "model":

@@ -155,7 +155,7 @@ def test_the_environment_names_a_target_where_no_size_does(monkeypatch: pytest.M
         ("--llama --size big", "--size is 'big'"),
         ("--llama --qwen --size 8", "exclude each other"),
         ("--async --size 0.135", "add --spec or --eagle"),
-        ("--size 0.135 --eagle", "no EAGLE-3 head is known"),
+        ("--model smollm2-135m --eagle", "no EAGLE-3 head is known"),
         ("--size 0.135 --draft 1 --spec", "has no draft of size 1"),
         ("--size 0.135 --spec --f x", "--f is 'x'"),
         ("--spec", "no model is named"),

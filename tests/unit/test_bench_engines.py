@@ -213,6 +213,10 @@ class _Api(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+        if body["prompt"].startswith("silent"):
+            self._chunk({"choices": [{"text": "", "finish_reason": "stop"}]})
+            self.wfile.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+            return None
         for piece in ("a", "b\u00e9", "c"):
             self._chunk({"choices": [{"text": piece}]})
         self._chunk({"choices": [], "usage": {"completion_tokens": 6, "prompt_tokens": 2}})
@@ -265,3 +269,68 @@ def test_requests_that_fail_are_counted_and_fail_the_run(
     flags = ["--openai-url", api, "--clients", "2", "--prompt-file", str(tmp_path / "p.jsonl")]
     assert main(flags) == 1
     assert "1 of 2 requests failed" in capsys.readouterr().out
+
+
+def test_an_answer_without_a_word_is_no_failure(api: str, tmp_path: Path) -> None:
+    """Servers that know no `ignore_eos` may end before they began."""
+    (tmp_path / "p.jsonl").write_text('{"text": "go"}\n{"text": "silent"}\n')
+    file = tmp_path / "r.json"
+    flags = ["--openai-url", api, "--clients", "2", "--prompt-file", str(tmp_path / "p.jsonl"), "--json", str(file)]
+    assert main(flags) == 0
+    (row,) = json.loads(file.read_text())["rows"]
+    assert (row["requests"], row["failed"], row["empty"], row["tokens"]) == (2, 0, 1, 6)
+
+
+# -- shapes without weights -------------------------------------------------------------------------------
+
+TINY_PRESET = """
+[target]
+name = "Tiny-1M"
+family = "llama"
+source.path = "nowhere"
+[target.dims]
+hidden_size = 128
+num_layers = 2
+num_heads = 4
+num_kv_heads = 2
+head_dim = 32
+intermediate_size = 96
+vocab_size = 300
+tie_embeddings = true
+max_model_len = 256
+[draft]
+name = "Head"
+family = "llama"
+source.path = "nowhere"
+[draft.dims]
+hidden_size = 128
+num_layers = 1
+num_heads = 4
+num_kv_heads = 2
+head_dim = 32
+intermediate_size = 96
+vocab_size = 300
+tie_embeddings = true
+[speculation]
+speculator = "sd"
+drafter = "model"
+lookahead = 3
+"""
+
+
+def test_synthetic_stands_in_for_weights_that_cannot_be_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    preset, file = tmp_path / "tiny.toml", tmp_path / "r.json"
+    preset.write_text(TINY_PRESET)
+    asked = "--modes none,sd --synthetic --accepted 1 --prompts 2 --input-len 8 --output-len 13 --repeat 1 --threads 1"
+    assert main(["--model", str(preset), *asked.split(), "--device", "cpu", "--json", str(file)]) == 0
+    assert "synthetic weights: 100% of drafts kept" in capsys.readouterr().out
+    plain, drafted = json.loads(file.read_text())["rows"]
+    assert drafted["same_answers"] == drafted["answers"]
+    assert drafted["acceptance_length"] > 3, "of at most 4: three steps for twelve tokens, were no draft ever wrong"
+    assert 0 < plain["share_of_floor"] < 1
+    assert plain["floor_ms"] > 0
+
+
+def test_synthetic_needs_a_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", "/nowhere", "--synthetic"]) == 2
+    assert "--synthetic needs a preset, not '/nowhere'" in capsys.readouterr().err
