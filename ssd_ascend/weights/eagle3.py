@@ -45,7 +45,7 @@ def read_eagle3_config(
     """
     directory = Path(path)
     data = read_json(directory / CONFIG)
-    with _open(directory) as source:
+    with open_head(directory) as source:
         shapes = {name: info.shape for name, info in source.tensors.items()}
     return eagle3_config(
         data, where=str(directory / CONFIG), shapes=shapes, target=target, rope=rope, capture_layers=capture_layers
@@ -67,7 +67,7 @@ def load_eagle3(
     An embedding or head it does not bring along is `share`'s, if that target model lives on the same device and ranks,
     else read from the checkpoint at `target`. `max_positions` may exceed what the head was trained for.
     """
-    with _open(Path(path)) as source:
+    with open_head(Path(path)) as source:
         _warn_of_cast(source, ctx)
         d2t = draft_to_target(source, config)
         embedding = lm_head = None
@@ -115,7 +115,8 @@ def canonical_name(name: str) -> str:
     return re.sub(r"^layers\.0\.", "midlayer.", found[1]) if found else name
 
 
-def _open(directory: Path) -> TensorSource:
+def open_head(directory: Path) -> TensorSource:
+    """The tensors of the head in `directory`, by canonical names; use it in a `with` block."""
     if not directory.is_dir():
         raise ConfigError(f"no EAGLE-3 head at {directory}: it is not a directory", remedy="give the head's directory")
     pickled = directory / PICKLE

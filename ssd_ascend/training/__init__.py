@@ -1,0 +1,1 @@
+"""Makes EAGLE-3 heads: text, features, training, evaluation, export. Used by the door `train`."""

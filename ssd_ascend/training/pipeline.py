@@ -1,0 +1,164 @@
+"""A head from nothing: what the door `train` calls, in the order in which things happen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ssd_ascend.backends.base import Backend
+from ssd_ascend.config.training import Run, TrainingConfig
+from ssd_ascend.errors import ConfigError
+from ssd_ascend.log import fields, get_logger
+from ssd_ascend.text import Tokenizer
+from ssd_ascend.training.conversations import Conversations, check_vocabulary, read_jsonl, split
+from ssd_ascend.training.export import export, write_card
+from ssd_ascend.training.head import HeadShape
+from ssd_ascend.training.loss import CHUNK
+from ssd_ascend.training.prompts import Openings, turn_marks
+from ssd_ascend.training.run_folder import RunFolder, replace_text
+from ssd_ascend.training.start import first_weights
+from ssd_ascend.training.synthesis import synthesize
+from ssd_ascend.training.target import Target, load_target, readings
+from ssd_ascend.training.trainer import Material, train
+from ssd_ascend.training.unroll import make_lesson
+from ssd_ascend.training.vocabulary import choose_vocabulary
+from ssd_ascend.weights.loader import read_config
+
+log = get_logger(__name__)
+_READ_TOKENS, _READ_TOKENS_HOST = 65_536, 4_096
+_DEFAULT_VOCAB = 32_000
+LOG = "training.json"
+Bar = Callable[..., AbstractContextManager[Callable[[int, int], None]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a run is made with, beside its numbers: they change how fast it is, not what it makes."""
+
+    backend: Backend
+    dtype: str
+    compiled: bool | None
+    """None: where there is a compiler worth waiting for, which is not on a host's own processor."""
+    bar: Bar
+
+    @property
+    def compiles(self) -> bool:
+        """Whether functions are compiled."""
+        return not self.backend.capabilities.host_memory if self.compiled is None else self.compiled
+
+    def target(self, path: Path, max_length: int, capture_layers: tuple[int, ...] | None = None) -> Target:
+        """The target, ready to read texts of up to `max_length` tokens."""
+        tokens = _READ_TOKENS_HOST if self.backend.capabilities.host_memory else _READ_TOKENS
+        with self.bar("loading") as progress:
+            return load_target(
+                path, self.backend, dtype=self.dtype, read_tokens=tokens, max_length=max_length,
+                capture_layers=capture_layers, progress=progress,
+            )  # fmt: skip
+
+
+def make_head(run: Run, path: Path, out: Path, means: Means, *, command: str) -> dict[str, Any]:
+    """Text, readings, training, export into `out`; goes on where an earlier call with the same `run` stopped.
+
+    Returns what `training.json` in `out` holds: the run, and the log of `trainer.train`.
+    """
+    config = run.training
+    folder, tokenizer, model = RunFolder(out, run), Tokenizer.load(path), read_config(path)
+    size = min(_DEFAULT_VOCAB, model.vocab_size) if config.draft_vocab is None else config.draft_vocab
+    if size > model.vocab_size:
+        raise ConfigError(
+            f"draft_vocab is {size}, the target's vocabulary {model.vocab_size}", remedy="give no more than that"
+        )
+    max_length = min(run.synthesis.max_length if run.synthesis else config.batch_tokens, model.max_position_embeddings)
+    target = means.target(path, max_length)
+    text = _text(run, folder, target, tokenizer, means, max_length)
+    check_vocabulary([text], model.vocab_size)
+    learn, judged = split(text, config.held_out, config.seed)
+    vocabulary = choose_vocabulary(learn, size, model.vocab_size, tokenizer.eos_ids)
+    log.info("text %s", fields(conversations=len(text), tokens=len(text.tokens), answers=int(text.answer.sum()),
+                               draft_vocab=size, covered=vocabulary.covered))  # fmt: skip
+    shape = HeadShape(model, size, target.capture_layers)
+    weights = first_weights(shape, target, vocabulary, start=config.start, seed=config.seed)
+    with means.bar("reading") as progress:
+        source = readings(target, learn, workspace=_workspace(shape, config, target), progress=progress)
+        held_out = readings(target, judged, workspace=0, progress=progress) if len(judged) else None
+    lesson = make_lesson(
+        target, vocabulary, max_positions=max_length + config.unroll + 8, compiled=means.compiles,
+        dtype=target.activations,
+    )  # fmt: skip
+    material = Material(learn, source, judged, held_out, tokenizer.eos_ids)
+    with means.bar("training") as progress:
+        records = train(weights, lesson, material, config, folder=folder, progress=progress)
+    dtype = target.loaded.dtype if target.loaded.dtype != torch.float32 else torch.bfloat16
+    export(out, weights, shape, vocabulary, dtype=dtype)
+    result = {
+        "command": command,
+        "run": run.to_dict(),
+        "log": records,
+        **_facts(target, learn, vocabulary.covered, shape),
+    }
+    replace_text(out / LOG, json.dumps(result, indent=1))
+    write_card(out, _card(run, result, dtype))
+    return result
+
+
+def _text(
+    run: Run, folder: RunFolder, target: Target, tokenizer: Tokenizer, means: Means, max_length: int
+) -> Conversations:
+    """The run's training text: kept from before, read, or written now."""
+    if run.data is not None:
+        return read_jsonl(Path(run.data), tokenizer, max_length=max_length)
+    if folder.text.is_file():
+        return Conversations.load(folder.text)
+    assert run.synthesis is not None
+    openings = Openings.load(Path(run.openings) if run.openings else None, tokenizer)
+    with means.bar("writing") as progress:
+        text = synthesize(
+            target, openings, turn_marks(tokenizer), run.synthesis, seed=run.training.seed, progress=progress
+        )
+    text.save(folder.text)
+    return text
+
+
+def _workspace(shape: HeadShape, config: TrainingConfig, target: Target) -> int:
+    """Bytes that a training step takes, generously."""
+    itemsize = target.activations.itemsize
+    a_token = config.unroll * (16 * shape.target.hidden_size + 6 * shape.target.intermediate_size) + shape.draft_vocab
+    return int(1.5 * (config.batch_tokens * a_token * itemsize + CHUNK * shape.draft_vocab * 16))
+
+
+def _facts(target: Target, text: Conversations, covered: float, shape: HeadShape) -> dict[str, Any]:
+    return {
+        "device": target.backend.describe(target.device),
+        "torch": torch.__version__,
+        "parameters": shape.num_parameters,
+        "draft_vocab": shape.draft_vocab,
+        "covered": round(covered, 5),
+        "conversations": len(text),
+        "tokens": len(text.tokens),
+        "answer_tokens": int(text.answer.sum()),
+    }
+
+
+def _card(run: Run, result: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    last = result["log"][-1]
+    origin = f"read from `{run.data}`" if run.data else "written by the target itself; no data set was used"
+    return {
+        "target": Path(run.target).name,
+        "dtype": str(dtype).removeprefix("torch."),
+        "data": f"{result['conversations']:,} conversations, {result['tokens']:,} tokens, {origin}",
+        "licence": "the target's",
+        "steps": run.training.steps,
+        "batch_tokens": run.training.batch_tokens,
+        "unroll": run.training.unroll,
+        "seconds": last["seconds"],
+        "tokens_per_s": last["tokens_per_s"],
+        "by_depth": last.get("held_out_by_depth", last["accuracy"]),
+        "tokens_per_round": last.get("held_out_tokens_per_round", 0.0),
+        **{name: result[name] for name in ("command", "parameters", "draft_vocab", "covered", "device")},
+    }
