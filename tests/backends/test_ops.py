@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssd_ascend.backends.base import AttentionSpec, Backend, Ops
+from ssd_ascend.backends.base import AttentionSpec, Backend, ChoosingOps, Ops
 from tests.backends.conformance import close
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -172,3 +172,22 @@ def test_operators_do_not_see_neighbours(backend: Backend, device: torch.device,
         for count in ROWS:
             assert torch.equal(function(rows[:count]), whole[:count]), (name, count)
             assert torch.equal(function(rows[64 - count :]), whole[64 - count :]), (name, count)
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 512, 1000, 4099, 49152])
+def test_top_tokens(backend: Backend, device: torch.device, vocab: int) -> None:
+    """The first of equals; a NaN before all; minus infinity everywhere is the first token."""
+    if not isinstance(backend.ops, ChoosingOps):
+        pytest.skip(f"{backend.name} has no arg-max of its own")
+    generator = torch.Generator().manual_seed(vocab)
+    logits = (torch.randn(9, vocab, generator=generator) * 3).round()
+    logits[5] = float("-inf")
+    logits[6] = -logits[6].abs() - 1e30
+    token, value = backend.ops.top_tokens(logits.to(device))
+    assert token.tolist() == [row.index(max(row)) for row in logits.tolist()]
+    assert torch.equal(value.cpu(), logits.amax(-1))
+    logits[3, vocab // 2] = float("nan")
+    token, value = backend.ops.top_tokens(logits.to(device))
+    assert not value[3].isfinite()
+    assert 0 <= int(token[3]) < vocab
+    assert torch.equal(value.cpu()[[0, 1, 2, 8]], logits.amax(-1)[[0, 1, 2, 8]])

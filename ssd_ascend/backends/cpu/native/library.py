@@ -59,6 +59,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "add_rms_norm": (_P, _P, _P, _P, _N, _N, _F, _N, _N),
     "silu_and_mul": (_P, _P, _N, _N, _N, _N),
     "rotary": (_P, _P, _P, _P, _N, _N, _N, _N, _N, _N, _N, _N, _N),
+    "top_tokens": (_P, _P, _P, _N, _N, _N),
     "attention": (POINTER(StepArgs), POINTER(ShapeArgs), _P, _P, _P, _P, _P, _N, _N, _N, _N, _N, _N),
 }
 
@@ -69,7 +70,8 @@ class Library:
     """The functions of one compiled library; see `src/` for what each does."""
 
     __slots__ = ("_handle", "add_rms_norm", "attention", "linear", "pack", "packed_size", "path", "rms_norm", "rotary",
-                 "silu_and_mul", "tape_free", "tape_new", "tape_play", "tape_record", "tape_size")  # fmt: skip
+                 "silu_and_mul", "tape_free", "tape_new", "tape_play", "tape_record", "tape_size",
+                 "top_tokens")  # fmt: skip
 
     def __init__(self, path: Path) -> None:
         """Load the library at `path`; OSError when it cannot be."""
@@ -83,6 +85,7 @@ class Library:
         self.add_rms_norm: Kernel = self._function("add_rms_norm", _SIGNATURES["add_rms_norm"])
         self.silu_and_mul: Kernel = self._function("silu_and_mul", _SIGNATURES["silu_and_mul"])
         self.rotary: Kernel = self._function("rotary", _SIGNATURES["rotary"])
+        self.top_tokens: Kernel = self._function("top_tokens", _SIGNATURES["top_tokens"])
         self.attention: Kernel = self._function("attention", _SIGNATURES["attention"])
         self.tape_new: Callable[[], int] = self._function("tape_new", (), c_void_p)
         self.tape_free: Kernel = self._function("tape_free", (_P,))

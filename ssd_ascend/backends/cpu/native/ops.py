@@ -130,6 +130,16 @@ class NativeOps(PlainOps):
         )  # fmt: skip
         return q, k
 
+    def top_tokens(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32 [R, V] -> the arg-max of each row (the first of equals, a NaN before all) and its value."""
+        logits = logits.contiguous()
+        rows, size = logits.shape
+        tokens, values = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
+        self._library.top_tokens(
+            logits.data_ptr(), tokens.data_ptr(), values.data_ptr(), rows, size, _threads()
+        )  # fmt: skip
+        return tokens, values
+
 
 def _heads_adjacent(x: torch.Tensor) -> bool:
     """Whether each token's [H, D] is one piece of memory; the tokens may lie apart (views of a packed projection)."""

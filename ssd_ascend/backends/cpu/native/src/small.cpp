@@ -72,6 +72,34 @@ void rotate_head(T* x, const float* cos, const float* sin, int64_t half) {
     }
 }
 
+// The first place of the largest of x, or of a NaN where there is one.
+SSD_INLINE int64_t arg_max(const float* x, int64_t size) {
+    F8 best = splat8(-kInfinity);
+    I8 place = {0, 1, 2, 3, 4, 5, 6, 7}, where = place, nan = {};
+    int64_t i = 0;
+    for (; i + 8 <= size; i += 8, place += 8) {
+        const F8 v = load<8>(x + i);
+        const I8 larger = (I8)(v > best);
+        best = select(larger, v, best);
+        where = (larger & place) | (~larger & where);
+        nan |= (I8)(v != v);
+    }
+    int64_t found = 0;  // also where nothing is above minus infinity
+    float top = -kInfinity;
+    for (int lane = 0; lane < 8; ++lane)
+        if (best[lane] > top || (best[lane] == top && top > -kInfinity && where[lane] < found))
+            top = best[lane], found = where[lane];
+    bool any_nan = false;
+    for (int lane = 0; lane < 8; ++lane) any_nan |= nan[lane] != 0;
+    for (; i < size; ++i) {
+        if (x[i] > top) top = x[i], found = i;
+        any_nan |= x[i] != x[i];
+    }
+    if (any_nan)
+        for (found = 0; x[found] == x[found];) ++found;
+    return found;
+}
+
 template <typename Fn>
 SSD_INLINE void for_rows(int64_t rows, int64_t work, int64_t threads, const Fn& fn) {
     parallel_ranges(rows, team(work, kSmallest, threads), [&](int64_t from, int64_t to) {
@@ -128,5 +156,16 @@ SSD_API void ssd_rotary(void* q, void* k, const int64_t* positions, const float*
             for (int64_t h = 0; h < q_heads; ++h) rotate_head(queries + h * dim, cos, sin, half);
             for (int64_t h = 0; h < k_heads; ++h) rotate_head(keys + h * dim, cos, sin, half);
         }))
+    });
+}
+
+// logits: [rows, size] -> the arg-max of each row and its value.
+SSD_API void ssd_top_tokens(const float* logits, int64_t* tokens, float* values, int64_t rows, int64_t size,
+                            int64_t threads) {
+    perform([=] {
+        for_rows(rows, rows * size, threads, [=](int64_t i) {
+            tokens[i] = arg_max(logits + i * size, size);
+            values[i] = logits[i * size + tokens[i]];
+        });
     });
 }
