@@ -72,9 +72,10 @@ class Bench:
         rows = [Row(row, start, table, len(row)) for row, table in zip(tokens, tables, strict=True)]
         size, device = self.runner.block_size, self.device
         batch = build_batch(mode, rows, block_size=size, device=device, staging=self.runner.graphs)
-        chosen = self.runner.forward(batch).logits.argmax(dim=-1)
+        output = self.runner.forward(batch)
+        chosen = output.logits.argmax(dim=-1, keepdim=True) if output.greedy is None else output.greedy
         host = time.perf_counter() - began
-        return self.backend.to_host([chosen])[0].tolist(), host
+        return [row[0] for row in self.backend.to_host([chosen])[0].tolist()], host
 
     def decode(self, rows: int, prompt: int, steps: int, per_row: int = 1) -> Result:
         """`steps` steps after prompts of `prompt` tokens; per_row > 1: each verifies that many tokens, keeping one."""

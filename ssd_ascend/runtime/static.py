@@ -73,13 +73,14 @@ def ahead_batch(
 
 
 def write_tables(stage: Stage, tables: Rows[Rows[int]]) -> None:
-    """Block tables, written where they changed since this buffer was last used."""
+    """Block tables, where they changed since this buffer was last used; scratch beyond its reach is left out."""
     table, known = stage.arrays["table"], stage.tables
     known += [[] for _ in range(len(tables) - len(known))]
     for i, blocks in enumerate(tables):
         if blocks != known[i]:
             known[i] = list(blocks)
-            table[i, : len(blocks)] = blocks
+            held = blocks[: table.shape[1]]
+            table[i, : len(held)] = held
 
 
 def write_rows(stage: Stage, rows: Rows[Row], lengths: list[int], block_size: int) -> None:

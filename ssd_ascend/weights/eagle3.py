@@ -90,10 +90,10 @@ def draft_to_target(source: TensorSource, config: Eagle3Config) -> torch.Tensor:
     ids = torch.arange(size)
     if "d2t" not in source.tensors:
         return ids
-    table = source.read("d2t").to(torch.int64)
+    table = source.read("d2t").to("cpu", torch.int64)  # a source may read onto its device
     if table.shape != (size,):
         raise ConfigError(f"{source.where}: 'd2t' has shape {list(table.shape)}, the draft vocabulary {size}")
-    mask = source.read("t2d").bool() if "t2d" in source.tensors else None
+    mask = source.read("t2d").cpu().bool() if "t2d" in source.tensors else None
     kept = mask.nonzero().flatten() if mask is not None and mask.any() else None
     for reading in (ids + table, table):
         usable = bool((reading.diff() > 0).all()) and int(reading[0]) >= 0 and int(reading[-1]) < vocab

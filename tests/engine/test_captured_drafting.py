@@ -112,7 +112,7 @@ def test_rows_that_are_drawn_go_step_by_step_beside_greedy_ones(pair: Path, used
 
 def test_a_tiny_vocabulary_and_an_uneven_fan_out(pair: Path, used: dict[str, int]) -> None:
     """More guesses than there are tokens; depths without a guess."""
-    config = speculation(pair, "ssd", "model", lookahead=2, fan_out=(30, 0, 3))
+    config = speculation(pair, "ssd", "model", lookahead=2, fan_out=(30, 0, 3), on_miss="draft")
     same_course(
         run(pair, PROMPTS, greedy(12), config, graphs=False), run(pair, PROMPTS, greedy(12), config, graphs=True)
     )

@@ -33,8 +33,7 @@ class _Step(NamedTuple):
     max_tiles: int
     programs: int
     num_long: int
-    work_row: torch.Tensor
-    work_item: torch.Tensor
+    work: torch.Tensor
     work_count: torch.Tensor
     token_row: torch.Tensor
     part_sum: torch.Tensor
@@ -76,7 +75,7 @@ class PagedAttention:
         work = sum(triton.cdiv(q, per_block) * triton.cdiv(kv, self._tile) for q, kv in short)
         tokens = meta.slot_mapping.shape[0]
         parts = (tokens, self.spec.num_heads, max_tiles) if short else (0, 0, 0)
-        integers = torch.empty(2 * work + tokens + 1, dtype=torch.int32, device=self._device)
+        integers = torch.empty(kernels.WORK * work + tokens + 1, dtype=torch.int32, device=self._device)
         step = _Step(
             meta=meta,
             longest=longest,
@@ -84,9 +83,8 @@ class PagedAttention:
             max_tiles=max_tiles,
             programs=min(work * self.spec.num_kv_heads, self._most_programs),
             num_long=sum(q > longest for q in meta.query_lens_host),
-            work_row=integers[:work],
-            work_item=integers[work : 2 * work],
-            token_row=integers[2 * work : -1],
+            work=integers[: kernels.WORK * work],
+            token_row=integers[kernels.WORK * work : -1],
             work_count=integers[-1:],
             part_sum=torch.empty((*parts, self.spec.head_dim), dtype=torch.float32, device=self._device),
             part_top=torch.empty((*parts, 2), dtype=torch.float32, device=self._device),
@@ -147,8 +145,7 @@ class PagedAttention:
         kernels.plan_work[(rows + 1,)](
             step.meta.query_start,
             step.meta.kv_lens,
-            step.work_row,
-            step.work_item,
+            step.work,
             step.token_row,
             step.work_count,
             rows,
@@ -173,8 +170,7 @@ class PagedAttention:
             meta.query_start,
             meta.kv_lens,
             tree,
-            step.work_row,
-            step.work_item,
+            step.work,
             step.work_count,
             step.part_sum,
             step.part_top,

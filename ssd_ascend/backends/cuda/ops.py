@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ssd_ascend.backends.base import Linear
-from ssd_ascend.backends.cuda.kernels import small
+from ssd_ascend.backends.cuda.kernels import choice, small
 from ssd_ascend.backends.cuda.kernels.linear import linear
 
 _AHEAD = 128
@@ -47,6 +47,10 @@ class CudaOps:
             return linear(x, weight, bias, overlap=self._overlap, ahead=self._ahead, gated=True)
 
         return apply
+
+    def top_tokens(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The arg-max of every row [R, V] and its value."""
+        return choice.top_tokens(logits, overlap=self._overlap)
 
     def embedding(self, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Rows of weight [V, H] for ids [T] -> [T, H]."""

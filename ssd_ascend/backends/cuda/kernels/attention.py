@@ -16,18 +16,20 @@ import triton.language as tl
 
 from ssd_ascend.backends.cuda.kernels.launch import wait_for_previous
 
-_INDICES = ("query_start", "kv_lens", "block_table", "work_row", "work_item", "work_count", "token_row")
+_INDICES = ("query_start", "kv_lens", "block_table", "work", "work_count", "token_row")
 """Slices of packed buffers, whose alignment changes from step to step: compiling for each would stall serving."""
 _UNROLL = tl.constexpr(16)
 """Tiles that `merge` has in flight."""
+WORK = 8
+"""Numbers that describe a piece of work, side by side so that they arrive together."""
+_WORK = tl.constexpr(WORK)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tokens"], do_not_specialize_on_alignment=_INDICES)
 def plan_work(
     query_start: tl.tensor,
     kv_lens: tl.tensor,
-    work_row: tl.tensor,
-    work_item: tl.tensor,
+    work: tl.tensor,
     token_row: tl.tensor,
     work_count: tl.tensor,
     num_rows: tl.tensor,
@@ -41,8 +43,9 @@ def plan_work(
 ) -> None:
     """Once per step, a program per row and one more: list the (query block, key tile) pairs of all short rows.
 
-    work_row[w], work_item[w] = row, query block * tiles + tile; token_row[t] = row of token t, -1 for padding or for
-    tokens of rows longer than LONGEST. The last program writes work_count and the padding.
+    work[w] = row, its first token, queries and keys, then tile and first query of this piece; token_row[t] = row of
+    token t, -1 for padding or for tokens of rows longer than LONGEST. The last program writes work_count and the
+    padding.
     """
     wait_for_previous(OVERLAP)
     row = tl.program_id(0)
@@ -51,45 +54,70 @@ def plan_work(
     begin = tl.load(query_start + lane, mask=real, other=0)
     queries = tl.load(query_start + lane + 1, mask=real, other=0) - begin
     tiles = tl.cdiv(tl.load(kv_lens + lane, mask=real, other=0), TILE)
-    work = tl.where((queries > 0) & (queries <= LONGEST), tl.cdiv(queries, QUERIES) * tiles, 0)
+    pieces = tl.where((queries > 0) & (queries <= LONGEST), tl.cdiv(queries, QUERIES) * tiles, 0)
     offset = tl.arange(0, CHUNK)
-    base = tl.sum(tl.where(lane < row, work, 0), axis=0)
+    base = tl.sum(tl.where(lane < row, pieces, 0), axis=0)
     if row == num_rows:
         tl.store(work_count, base)
         end = tl.load(query_start + num_rows)
         for first in range(end, num_tokens, CHUNK):
             tl.store(token_row + first + offset, -1, mask=first + offset < num_tokens)
     else:
-        mine = tl.sum(tl.where(lane == row, work, 0), axis=0)
-        for first in range(0, mine, CHUNK):
-            inside = first + offset < mine
-            tl.store(work_row + base + first + offset, row, mask=inside)
-            tl.store(work_item + base + first + offset, first + offset, mask=inside)
+        mine = tl.sum(tl.where(lane == row, pieces, 0), axis=0)
         start = tl.load(query_start + row)
         count = tl.load(query_start + row + 1) - start
+        kv_len = tl.load(kv_lens + row)
+        tiles_here = tl.maximum(tl.cdiv(kv_len, TILE), 1)
+        for first in range(0, mine, CHUNK):
+            piece = first + offset
+            inside = piece < mine
+            target = work + (base + piece) * _WORK
+            tl.store(target, row, mask=inside)
+            tl.store(target + 1, start, mask=inside)
+            tl.store(target + 2, count, mask=inside)
+            tl.store(target + 3, kv_len, mask=inside)
+            tl.store(target + 4, piece % tiles_here, mask=inside)
+            tl.store(target + 5, piece // tiles_here * QUERIES, mask=inside)
         named = tl.where(count <= LONGEST, row, -1)
         for first in range(0, count, CHUNK):
             tl.store(token_row + start + first + offset, named, mask=first + offset < count)
 
 
 @triton.jit
+def _slots(table: tl.tensor, key: tl.tensor, kv_len: tl.tensor, BLOCK_SIZE: tl.constexpr) -> tl.tensor:
+    """Where the cache keeps the positions `key` of a row, by its block table; 0 for those beyond kv_len."""
+    block = tl.load(table + key // BLOCK_SIZE, mask=key < kv_len, other=0).to(tl.int64)
+    return block * BLOCK_SIZE + key % BLOCK_SIZE
+
+
+@triton.jit
 def _load_tile(
     cache: tl.tensor,
-    table: tl.tensor,
-    key: tl.tensor,
-    kv_len: tl.tensor,
+    slot: tl.tensor,
+    real: tl.tensor,
     d: tl.tensor,
     slot_stride: tl.tensor,
-    BLOCK_SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> tl.tensor:
-    """Rows `key` of one head's paged keys or values, zeros beyond kv_len."""
-    real = key < kv_len
-    block = tl.load(table + key // BLOCK_SIZE, mask=real, other=0).to(tl.int64)
-    slot = block * BLOCK_SIZE + key % BLOCK_SIZE
+    """One head's keys or values at `slot`, zeros where not `real`."""
     return tl.load(
         cache + slot[:, None] * slot_stride + d[None, :], mask=real[:, None] & (d < WIDTH)[None, :], other=0.0
     )
+
+
+@triton.jit
+def _piece(
+    work: tl.tensor, index: tl.tensor, real: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Row, first token, queries, keys, tile and first query of a piece of work; zeros where there is none."""
+    at = work + index * _WORK
+    row = tl.load(at, mask=real, other=0)
+    start = tl.load(at + 1, mask=real, other=0)
+    queries = tl.load(at + 2, mask=real, other=0)
+    kv_len = tl.load(at + 3, mask=real, other=0)
+    tile = tl.load(at + 4, mask=real, other=0)
+    query = tl.load(at + 5, mask=real, other=0)
+    return row, start, queries, kv_len, tile, query
 
 
 @triton.jit
@@ -140,8 +168,7 @@ def split(
     query_start: tl.tensor,
     kv_lens: tl.tensor,
     tree_mask: tl.tensor,
-    work_row: tl.tensor,
-    work_item: tl.tensor,
+    work: tl.tensor,
     work_count: tl.tensor,
     part_sum: tl.tensor,
     part_top: tl.tensor,
@@ -161,38 +188,42 @@ def split(
     BLOCK_SIZE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """Write (m, l, a) of every (query block, key tile) of the plan; programs take them in turn."""
+    """Write (m, l, a) of every (query block, key tile) of the plan; programs take them in turn.
+
+    What a piece is, and where its keys lie, is read while the piece before is computed: those reads depend on each
+    other, and with few keys a row they, not the keys, took the time.
+    """
     wait_for_previous(OVERLAP)
     m = tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
     n = tl.arange(0, TILE)
-    for item in range(tl.program_id(0), tl.load(work_count) * KV_HEADS, tl.num_programs(0)):
+    total = tl.load(work_count) * KV_HEADS
+    first = tl.program_id(0)
+    row, start, queries, kv_len, tile, query = _piece(work, first // KV_HEADS, first < total)
+    slot = _slots(block_table + row.to(tl.int64) * table_stride, tile * TILE + n, kv_len, BLOCK_SIZE)
+    for item in range(first, total, tl.num_programs(0)):
         head = item % KV_HEADS
-        row = tl.load(work_row + item // KV_HEADS)
-        inner = tl.load(work_item + item // KV_HEADS)
-        kv_len = tl.load(kv_lens + row)
-        start = tl.load(query_start + row)
-        queries = tl.load(query_start + row + 1) - start
-        tiles = tl.cdiv(kv_len, TILE)
-        tile = inner % tiles
-        query = inner // tiles * (BLOCK_M // GROUP) + m // GROUP
-        valid = (query < queries) & (m < BLOCK_M // GROUP * GROUP)
-        token = start + query
+        key = tile * TILE + n
+        cache = kv + head * WIDTH
+        keys = _load_tile(cache, slot, key < kv_len, d, KV_HEADS * WIDTH, WIDTH)
+        values = _load_tile(cache + half.to(tl.int64), slot, key < kv_len, d, KV_HEADS * WIDTH, WIDTH)
+        own_query = query + m // GROUP
+        valid = (own_query < queries) & (m < BLOCK_M // GROUP * GROUP)
+        token = start + own_query
         q_head = head * GROUP + m % GROUP
         place = token.to(tl.int64) * q_stride + q_head * q_head_stride
         block = tl.load(q + place[:, None] + d[None, :], mask=valid[:, None] & (d < WIDTH)[None, :], other=0.0)
-        key = tile * TILE + n
-        table = block_table + row.to(tl.int64) * table_stride
-        cache = kv + head * WIDTH
-        keys = _load_tile(cache, table, key, kv_len, d, KV_HEADS * WIDTH, BLOCK_SIZE, WIDTH)
-        values = _load_tile(cache + half.to(tl.int64), table, key, kv_len, d, KV_HEADS * WIDTH, BLOCK_SIZE, WIDTH)
-        last = kv_len - queries + query
-        score = _scores(block, keys, key, last, token, kv_len, scale, tree_mask, tree_width, valid)
-        top, total, weighted = _weigh(score, values, TILE)
+        last = kv_len - queries + own_query
         part = (token.to(tl.int64) * (KV_HEADS * GROUP) + q_head) * max_tiles + tile
+        seen_len = kv_len
+        after = item + tl.num_programs(0)
+        row, start, queries, kv_len, tile, query = _piece(work, after // KV_HEADS, after < total)
+        slot = _slots(block_table + row.to(tl.int64) * table_stride, tile * TILE + n, kv_len, BLOCK_SIZE)
+        score = _scores(block, keys, key, last, token, seen_len, scale, tree_mask, tree_width, valid)
+        top, amount, weighted = _weigh(score, values, TILE)
         tl.store(part_sum + part[:, None] * WIDTH + d[None, :], weighted, mask=valid[:, None] & (d < WIDTH)[None, :])
         tl.store(part_top + part * 2, top, mask=valid)
-        tl.store(part_top + part * 2 + 1, total, mask=valid)
+        tl.store(part_top + part * 2 + 1, amount, mask=valid)
 
 
 @triton.jit(do_not_specialize=["max_tiles"], do_not_specialize_on_alignment=_INDICES)
@@ -300,17 +331,17 @@ def whole(
         end = min(kv_len, kv_len - queries + first_query + BLOCK_M // GROUP)
         top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
         for first in range(0, end, TILE):
-            keys = _load_tile(cache, table, first + n, kv_len, d, KV_HEADS * WIDTH, BLOCK_SIZE, WIDTH)
+            slot = _slots(table, first + n, kv_len, BLOCK_SIZE)
+            keys = _load_tile(cache, slot, first + n < kv_len, d, KV_HEADS * WIDTH, WIDTH)
             score = _scores(block, keys, first + n, last, token, kv_len, scale, None, 0, valid)
             top = tl.maximum(top, tl.max(score, axis=1))
         top = tl.where(top == float("-inf"), 0.0, top)
         acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
         total = tl.zeros((BLOCK_M,), tl.float32)
         for first in range(0, end, TILE):
-            keys = _load_tile(cache, table, first + n, kv_len, d, KV_HEADS * WIDTH, BLOCK_SIZE, WIDTH)
-            values = _load_tile(
-                cache + half.to(tl.int64), table, first + n, kv_len, d, KV_HEADS * WIDTH, BLOCK_SIZE, WIDTH
-            )
+            slot = _slots(table, first + n, kv_len, BLOCK_SIZE)
+            keys = _load_tile(cache, slot, first + n < kv_len, d, KV_HEADS * WIDTH, WIDTH)
+            values = _load_tile(cache + half.to(tl.int64), slot, first + n < kv_len, d, KV_HEADS * WIDTH, WIDTH)
             score = _scores(block, keys, first + n, last, token, kv_len, scale, None, 0, valid)
             tile_top, amount, piece = _weigh(score, values, TILE)
             weight = tl.exp2(tile_top - top)

@@ -121,7 +121,7 @@ def rotary(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: t
     )
 
 
-@triton.jit(do_not_specialize_on_alignment=["positions", "slot_mapping"])
+@triton.jit(do_not_specialize_on_alignment=["positions"])
 def _rotary(
     q: tl.tensor,
     k: tl.tensor,
