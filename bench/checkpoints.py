@@ -132,7 +132,8 @@ def _weights_of(folder: Path) -> Weights:
     recipe = json.loads((folder / RECIPE).read_text())
     agreement = recipe["agreement"] and Agreement(**recipe["agreement"])
     config = model_config_from_hf(json.loads((folder / "config.json").read_text()), where=str(folder))
-    device = torch.device(recipe["device"])
+    here = torch.accelerator.current_device_index() if recipe["device"] != "cpu" else None
+    device = torch.device(recipe["device"]) if here is None else torch.device(recipe["device"], here)
     return Weights(
         config, device, torch.bfloat16, seed=recipe["seed"], noise=recipe["noise"], agreement=agreement,
         core=recipe["core"],
