@@ -107,6 +107,7 @@ def _add_speculation_arguments(group: argparse._ArgumentGroup) -> None:
         help="draft on these (started with ssd_ascend.speculate) instead of in a worker of our own",
     )  # fmt: skip
     _flag(group, "--worker", choices=("process", "inprocess"), help="where an ssd drafter lives")
+    _flag(group, "--worker-line", choices=("socket", "device"), help="what carries its messages (default: socket)")
 
 
 _SPECULATION_FIELDS = frozenset(SpeculationConfig.__dataclass_fields__)

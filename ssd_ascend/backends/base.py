@@ -197,6 +197,17 @@ class Examinable(Protocol):
         ...
 
 
+@runtime_checkable
+class MeetingBackend(Protocol):
+    """A backend whose devices can carry the line between a target and its draft worker.
+
+    meeting: "module:function", called in both processes as (store, rank, device index, timeout_s); it blocks until both
+    are there and gives a `transport.device.Exchange`. A name, because the worker is not there yet when it is chosen.
+    """
+
+    meeting: str
+
+
 class Graph(Protocol):
     """A captured forward."""
 

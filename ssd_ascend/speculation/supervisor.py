@@ -71,12 +71,14 @@ class WorkerSupervisor:
         config: Mapping[str, Any],
         *,
         link_kind: str = DEFAULT_KIND,
+        new_link: Callable[[int], Link] | None = None,
         policy: RestartPolicy | None = None,
         check_hello: Callable[[Hello], None] | None = None,
     ) -> None:
-        """entry, config: see `worker_process.start`. check_hello raises an SsdError for a worker that does not fit."""
+        """entry, config: see `worker_process.start`. check_hello raises an SsdError for a worker that does not fit.
+        new_link: makes the line for a generation, instead of one of `link_kind`."""
         self._entry, self._config = entry, dict(config)
-        self._link_kind = link_kind
+        self._new_link = new_link or (lambda generation: make_link(link_kind, generation=generation))
         self._policy = policy or RestartPolicy()
         self._check_hello = check_hello
         self._changed = threading.Condition()
@@ -182,7 +184,7 @@ class WorkerSupervisor:
         ready_at = None
         with contextlib.ExitStack() as stack:
             try:
-                link = make_link(self._link_kind, generation=self._generation)
+                link = self._new_link(self._generation)
                 stack.callback(link.close)
                 child = worker_process.start(self._entry, self._config, link)
                 stack.callback(self._end, child)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ssd_ascend.backends.base import MeetingBackend
 from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.config.speculation import SpeculationConfig
 from ssd_ascend.errors import ConfigError
@@ -29,6 +30,7 @@ from ssd_ascend.speculation.supervisor import WorkerSupervisor
 from ssd_ascend.speculation.worker_client import Worker, WorkerLink
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.inprocess import InProcessTransport
+from ssd_ascend.transport.link import DeviceLink, Link, Meeting
 from ssd_ascend.transport.messages import PROTOCOL_VERSION, Hello
 
 _START_TIMEOUT_S = 300.0
@@ -40,12 +42,39 @@ def make_link(side: TargetSide) -> WorkerLink:
     """A link to a worker of our own. Waits for a first worker; ConfigError when none comes up."""
     if side.setup.config.worker == "inprocess":
         return InProcessLink(side)
-    supervisor = WorkerSupervisor(_ENTRY, _to_json(side.setup), check_hello=_checks(side.setup))
+    supervisor = WorkerSupervisor(
+        _ENTRY, _to_json(side.setup), check_hello=_checks(side.setup), new_link=_device_line(side.setup)
+    )
     if not supervisor.wait_ready(_START_TIMEOUT_S, or_lost=True):
         reason = supervisor.reason or f"it took more than {_START_TIMEOUT_S:.0f} s"
         supervisor.close()
         raise ConfigError(f"the draft worker did not start: {reason}", remedy="its own message is above")
     return supervisor
+
+
+def _device_line(setup: DraftSetup) -> Callable[[int], Link] | None:
+    """How to make a line over the devices themselves; None where messages go over a socket."""
+    if setup.config.worker_line != "device":
+        return None
+    kind, index = _draft_device(setup)
+    backend, ours = setup.backend, setup.device.index or 0
+    if not isinstance(backend, MeetingBackend) or kind != backend.name:
+        raise ConfigError(
+            f"no line over devices between {backend.name} and {kind}", remedy="leave --worker-line at its default"
+        )
+    if index == ours:
+        raise ConfigError(
+            "a line over devices needs two of them, and target and draft worker are on one",
+            remedy=f"add --draft-device {kind}:{ours + 1}",
+        )
+    meeting = Meeting(backend.meeting, ours, index)
+    return lambda generation: DeviceLink(meeting, generation)
+
+
+def _draft_device(setup: DraftSetup) -> tuple[str, int]:
+    """Kind and index of the worker's device."""
+    kind, _, index = (setup.config.draft_device or "").partition(":")
+    return kind or setup.backend.name, int(index or 0)
 
 
 def build_worker(
@@ -124,10 +153,10 @@ def serve_worker(transport: Transport, config: Mapping[str, Any]) -> None:
 
 def _to_json(setup: DraftSetup) -> dict[str, Any]:
     """What `serve_worker` needs, as JSON can hold it."""
-    kind, _, index = (setup.config.draft_device or "").partition(":")
+    kind, index = _draft_device(setup)
     return {
-        "device": kind or setup.backend.name,
-        "device_index": int(index or 0),
+        "device": kind,
+        "device_index": index,
         "threads": setup.config.draft_threads or max(1, torch.get_num_threads() // 2),
         "speculation": dataclasses.asdict(setup.config),
         "target": dataclasses.asdict(setup.target),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, Protocol, get_args
 
 from ssd_ascend.errors import ConfigError, unknown_name
-from ssd_ascend.transport import gloo, tcp
+from ssd_ascend.transport import device_link, gloo, tcp
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.p2p import P2PTransport
 from ssd_ascend.transport.socket import SocketTransport
@@ -36,6 +36,9 @@ class LinkAddress:
     port: int = 0
     generation: int = 0
     secret: str = dataclasses.field(default="", repr=False)
+    meeting: str = ""
+    device: int = 0
+    """Kind "device" only: see `device_link.py`."""
 
     def to_dict(self) -> dict[str, object]:
         """For JSON."""
@@ -50,7 +53,7 @@ class LinkAddress:
                 raise unknown_name("key", name, known, where="link address")
             if type(value).__name__ != known[name]:
                 raise ConfigError(f"{name} of a link address is {value!r}: expected {known[name]}")
-        if values.get("kind") not in LINK_KINDS:
+        if values.get("kind") not in (*LINK_KINDS, device_link.KIND):
             raise unknown_name("link kind", str(values.get("kind")), LINK_KINDS)
         return LinkAddress(**values)  # type: ignore[arg-type]
 
@@ -95,8 +98,43 @@ def connect(address: LinkAddress, *, timeout_s: float = _MEET_TIMEOUT_S) -> Tran
             return P2PTransport(
                 gloo.join_at(address.host, address.port, address.generation, timeout_s=timeout_s),
             )
+        case device_link.KIND:
+            return device_link.connect(
+                address.host, address.port, address.generation, address.fd, address.meeting, address.device,
+                timeout_s=timeout_s,
+            )  # fmt: skip
         case other:
             raise unknown_name("link kind", other, LINK_KINDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where a line over devices meets: the backend's entry, and the device of each side."""
+
+    entry: str
+    ours: int
+    theirs: int
+
+
+class DeviceLink:
+    """Our side of a line over devices of one kind; the worker finds the meeting place and the bell by its address."""
+
+    def __init__(self, meeting: Meeting, generation: int, host: str = _LOOPBACK) -> None:
+        self._meeting = meeting
+        self._side = device_link.Host(host, generation, _MEET_TIMEOUT_S)
+        self.pass_fds: tuple[int, ...] = (self._side.fd,)
+        self.address = LinkAddress(
+            kind=device_link.KIND, fd=self._side.fd, host=host, port=self._side.port, generation=generation,
+            meeting=meeting.entry, device=meeting.theirs,
+        )  # fmt: skip
+
+    def accept(self, timeout_s: float) -> Transport | None:
+        """See `Link.accept`; once the worker is there, waits until both devices have met."""
+        return self._side.accept(self._meeting.entry, self._meeting.ours, timeout_s)
+
+    def close(self) -> None:
+        """See `Link.close`."""
+        self._side.close()
 
 
 class _UnixLink:

@@ -17,7 +17,8 @@ from ssd_ascend import env
 from ssd_ascend.backends.base import AttentionBackend, AttentionSpec, Capabilities, Finding, GraphCapture, Memory, Ops
 from ssd_ascend.backends.npu import emulator, environment
 from ssd_ascend.backends.npu.soc import Soc, find_soc
-from ssd_ascend.errors import ConfigError
+from ssd_ascend.errors import ConfigError, TransportError
+from ssd_ascend.transport.device import Exchange
 
 _EMULATE = "set SSD_NPU_EMULATOR=1 to run on the emulator"
 
@@ -28,6 +29,7 @@ class NpuBackend:
     name: str = "npu"
     device_type: str = "npu"
     collective: str = "hccl"
+    meeting: str = f"{__name__}:meet"
 
     def __init__(self) -> None:
         self._npu, self._soc = _start()
@@ -141,3 +143,14 @@ def _start() -> tuple[Any, Soc]:
     torch_npu.npu.set_compile_mode(jit_compile=False)  # operators from the binary packages: no compiling per shape
     torch_npu.npu.config.allow_internal_format = False
     return torch_npu.npu, find_soc(torch_npu.npu.get_soc_version())
+
+
+def meet(store: Any, rank: int, index: int, timeout_s: float) -> Exchange:
+    """See `MeetingBackend`. Loads what is needed: in a draft worker this comes before anything else of the device."""
+    device = NpuBackend().device(index)
+    from ssd_ascend.backends.npu.peer import HcclExchange
+
+    try:
+        return HcclExchange(store, rank, device, timeout_s)
+    except RuntimeError as error:
+        raise TransportError(f"no HCCL line to rank {1 - rank}: {str(error).splitlines()[0]}") from error
