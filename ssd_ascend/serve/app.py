@@ -21,6 +21,7 @@ from ssd_ascend.serve.access import AccessLog
 from ssd_ascend.serve.chat import chat_completions
 from ssd_ascend.serve.completions import completions
 from ssd_ascend.serve.errors import ApiError, install_error_handlers
+from ssd_ascend.serve.page import page_routes
 from ssd_ascend.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from ssd_ascend.serve.state import ServerState
 from ssd_ascend.serve.streaming import encode_json
@@ -44,6 +45,8 @@ def create_app(state: ServerState) -> FastAPI:
     install_error_handlers(app)
     app.include_router(_protected_routes(state))
     app.include_router(_open_routes(state))
+    if state.config.has_page:
+        app.include_router(page_routes())
     if state.config.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=state.config.cors_origins, **_CORS)
     known = frozenset({*POSTS, "/", "/v1/models", "/health", "/metrics"})
