@@ -65,5 +65,8 @@ test: lint npu
 slow: setup
 	$(VENV)/bin/python -m pytest -m slow
 
+web: setup
+	BASE=$(VENV) scripts/web_lane.sh
+
 npu: setup
 	BASE=$(VENV) NPU=$(NPU) sh scripts/npu_lane.sh
