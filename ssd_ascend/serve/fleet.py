@@ -23,7 +23,7 @@ _LOOPBACK: Final = "127.0.0.1"
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 30.0
 _HEALTHY_S: Final = 60.0
-BOOT: Final = """
+_BOOT: Final = """
 import runpy, sys
 from ssd_ascend.speculation.worker_process import die_with_parent
 die_with_parent(int(sys.argv[1]))
@@ -59,6 +59,11 @@ def place(roles: Sequence[Role]) -> list[Placed]:
 def speculators_of(placed: Sequence[Placed], replica: int) -> list[str]:
     """The addresses of a replica's speculators."""
     return [each.address for each in placed if each.role.kind == "speculator" and each.role.replica == replica]
+
+
+def booted(command: Sequence[str]) -> list[str]:
+    """Arguments of an interpreter that runs a module with its flags, and dies with this process."""
+    return ["-c", _BOOT, str(os.getpid()), *command]
 
 
 class Fleet:
@@ -114,7 +119,7 @@ class Fleet:
         speculators = speculators_of(self.placed, role.replica) if role.kind == "target" else []
         command = role.command(placed.host, placed.port, speculators)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", BOOT, str(os.getpid()), *command, env=env.with_own(role.env), stdout=sys.stderr
+            sys.executable, *booted(command), env=env.with_own(role.env), stdout=sys.stderr
         )
         self._processes[role.name] = process
         log.info("%s starts %s", role.name, fields(pid=process.pid, port=placed.port))

@@ -97,10 +97,10 @@ def _summary(plan: Plan) -> str:
 async def _serve(
     args: argparse.Namespace, roles: list[Role], topology: Topology, announce: Callable[[str], None]
 ) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     fleet = _fleet(args, roles, topology)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):  # not before: Ray brings handlers of its own
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     targets = [each for each in fleet.placed if each.role.kind == "target"]
     router = Router([Replica(each.role.name, each.host, each.port) for each in targets])
     port = await router.start(args.host, args.port)

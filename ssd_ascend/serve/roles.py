@@ -28,11 +28,8 @@ class Role:
     devices: tuple[int, ...]
     flags: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def module(self) -> str:
-        """What `python -m` runs."""
-        return "ssd_ascend.serve" if self.kind == "target" else "ssd_ascend.speculate"
+    module: str
+    """What `python -m` runs."""
 
     def command(self, host: str, port: int, speculators: Sequence[str] = ()) -> list[str]:
         """Module and flags of this process at an address; a target is told its speculators' addresses."""
@@ -61,6 +58,7 @@ def _roles(plan: Plan, topology: Topology, replica: Replica, flags: Sequence[str
     target = Role(
         name=f"replica {replica.index}",
         kind="target",
+        module="ssd_ascend.serve",
         replica=replica.index,
         node=nodes.pop(),
         devices=tuple(device % machine.node_size for device in replica.target),
@@ -71,6 +69,7 @@ def _roles(plan: Plan, topology: Topology, replica: Replica, flags: Sequence[str
         Role(
             name=f"speculator {replica.index}.{number}",
             kind="speculator",
+            module="ssd_ascend.speculate",
             replica=replica.index,
             node=device // machine.node_size,
             devices=(device % machine.node_size,),

@@ -1,0 +1,148 @@
+"""The processes of a plan on a Ray cluster: an actor for each, placed as the plan says, started anew when it dies.
+
+Needs the extra `ray`. One placement group a replica; a target's devices are one bundle, so they are of one node. The
+actor only holds the process: requests go to the servers themselves, never through Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Final
+
+from ssd_ascend import env
+from ssd_ascend.config.topology import Topology
+from ssd_ascend.errors import ConfigError
+from ssd_ascend.log import get_logger
+from ssd_ascend.serve.fleet import Placed, booted, place
+from ssd_ascend.serve.roles import SECRET, Role
+
+_PLACE_S: Final = 120.0
+_CALL_S: Final = 60.0
+_LOCAL: Final = "local"
+log = get_logger(__name__)
+
+
+class RoleActor:
+    """Runs one role's process on the actor's node. When the process ends, so does the actor, and Ray brings another."""
+
+    def __init__(
+        self, command: Sequence[str], variables: dict[str, str], port: int, speculators: Sequence[str]
+    ) -> None:
+        """command: module and flags, without an address: that is this node's."""
+        self._host: str = import_module("ray").util.get_node_ip_address()
+        listed = ["--speculators", ",".join(speculators)] if speculators else []
+        self._process = subprocess.Popen(
+            [sys.executable, *booted([*command, "--host", self._host, "--port", str(port), *listed])],
+            env=env.with_own(variables),
+            stdout=sys.stderr,
+        )
+        threading.Thread(target=self._end_with_it, daemon=True).start()
+
+    def host(self) -> str:
+        """The address of the actor's node."""
+        return self._host
+
+    def pid(self) -> int:
+        """The role's process."""
+        return self._process.pid
+
+    def stop(self, grace_s: float) -> None:
+        """Ask the process to leave, and end it when it does not."""
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(grace_s)
+        self._process.kill()
+
+    def _end_with_it(self) -> None:
+        self._process.wait()
+        os._exit(1)  # the one way in which an actor tells Ray that it is of no use any more
+
+
+class RayFleet:
+    """See `launch.AnyFleet`. The constructor places and starts everything, the speculators of each replica first."""
+
+    def __init__(self, address: str, roles: Sequence[Role], topology: Topology) -> None:
+        self._ray = _ray()
+        self._resource = topology.launch.ray_resource or "CPU"
+        # what the processes write goes to Ray's own logs: our standard output is for announcements
+        options: dict[str, Any] = {"address": address, "log_to_driver": False}
+        if address == _LOCAL:
+            options |= {"include_dashboard": False}
+            if self._resource == "CPU":
+                options |= {"num_cpus": topology.devices}  # the plan's devices are processes
+        self._ray.init(**options)
+        self._groups: list[Any] = []
+        self.actors: dict[str, Any] = {}
+        self.placed: list[Placed] = []
+        ports = {each.role.name: each.port for each in place(roles)}
+        for replica in sorted({role.replica for role in roles}):
+            self._start_replica([role for role in roles if role.replica == replica], ports)
+
+    def start(self) -> None:
+        """All is on its way already."""
+
+    async def close(self, grace_s: float) -> None:
+        """Stop the processes, then the actors."""
+        stops = [actor.stop.remote(grace_s) for actor in self.actors.values()]
+        await asyncio.to_thread(self._ray.wait, stops, num_returns=len(stops), timeout=grace_s + 5.0)
+        for actor in self.actors.values():
+            self._ray.kill(actor)
+        for group in self._groups:
+            self._ray.util.remove_placement_group(group)
+        self._ray.shutdown()
+
+    def _start_replica(self, roles: Sequence[Role], ports: dict[str, int]) -> None:
+        group = self._ray.util.placement_group([self._bundle(role) for role in roles], strategy="PACK")
+        self._groups.append(group)
+        ready, _ = self._ray.wait([group.ready()], timeout=_PLACE_S)
+        if not ready:
+            wanted = ", ".join(f"{len(role.devices)} {self._resource} for {role.name}" for role in roles)
+            raise ConfigError(
+                f"the Ray cluster has no room within {_PLACE_S:g} s for {wanted}",
+                remedy="look at `ray status`: nodes must offer these resources",
+            )
+        speculators: list[str] = []
+        for index, role in enumerate(roles):
+            port = ports[role.name]
+            actor = self._actor(role, group, index, port, speculators if role.kind == "target" else [])
+            host = self._ray.get(actor.host.remote(), timeout=_CALL_S)
+            self.actors[role.name] = actor
+            self.placed.append(Placed(role, host, port))
+            if role.kind == "speculator":
+                speculators.append(f"{host}:{port}")
+
+    def _bundle(self, role: Role) -> dict[str, float]:
+        bundle = {self._resource: float(len(role.devices))}
+        return bundle if self._resource == "CPU" else {**bundle, "CPU": 1.0}
+
+    def _actor(self, role: Role, group: Any, index: int, port: int, speculators: Sequence[str]) -> Any:
+        scheduling = import_module("ray.util.scheduling_strategies")
+        amount = float(len(role.devices))
+        options: dict[str, Any] = {"CPU": {"num_cpus": amount}, "GPU": {"num_gpus": amount}}.get(
+            self._resource, {"resources": {self._resource: amount}}
+        )
+        made = self._ray.remote(RoleActor).options(
+            name=f"ssd_ascend {role.name} {os.getpid()}",
+            max_restarts=-1,
+            max_task_retries=-1,
+            scheduling_strategy=scheduling.PlacementGroupSchedulingStrategy(
+                placement_group=group, placement_group_bundle_index=index
+            ),
+            **options,
+        )
+        variables = {**role.env, SECRET: env.speculator_secret() or ""}
+        return made.remote([role.module, *role.flags], variables, port, list(speculators))
+
+
+def _ray() -> Any:
+    try:
+        return import_module("ray")
+    except ModuleNotFoundError as error:
+        raise ConfigError("--ray needs the package 'ray'", remedy="pip install 'ssd-ascend[ray]'") from error

@@ -1,0 +1,165 @@
+"""Two servers behind the router, kept alive: streams pass, conversations stay, a killed server costs no request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ssd_ascend import catalogue
+from ssd_ascend.config.plan import Wish
+from ssd_ascend.errors import ConfigError
+from ssd_ascend.planner import make_plan
+from ssd_ascend.serve.fleet import Fleet, Placed, place, speculators_of
+from ssd_ascend.serve.launch import engine_flags
+from ssd_ascend.serve.roles import Role, on_devices, roles_of
+from ssd_ascend.serve.router import Router
+from ssd_ascend.serve.routing import Replica
+from tests.serve.live import FAKE, PATIENCE_S
+
+LONG = "the same beginning of a conversation, " * 30
+
+
+def fakes(count: int, model: Path) -> list[Role]:
+    return [
+        Role(
+            name=f"replica {i}", kind="target", module=FAKE, replica=i, node=0, devices=(i,),
+            flags=("--model", str(model)),
+        )
+        for i in range(count)
+    ]  # fmt: skip
+
+
+@asynccontextmanager
+async def cluster(model: Path, count: int = 2) -> AsyncIterator[tuple[Fleet, Router, str]]:
+    fleet = Fleet(place(fakes(count, model)))
+    router = Router([Replica(each.role.name, each.host, each.port) for each in fleet.placed])
+    port = await router.start("127.0.0.1", 0)
+    fleet.start()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await router.wait_until_ready()
+        yield fleet, router, f"http://127.0.0.1:{port}"
+    finally:
+        await router.close(1.0)
+        await fleet.close(10.0)
+
+
+async def ask(client: httpx.AsyncClient, url: str, text: str, **more: object) -> httpx.Response:
+    body = {"prompt": text, "max_tokens": 4, "temperature": 0, **more}
+    return await client.post(f"{url}/v1/completions", json=body, timeout=PATIENCE_S)
+
+
+async def live(model: Path) -> None:
+    async with cluster(model) as (fleet, router, url), httpx.AsyncClient() as client:
+        health = (await client.get(f"{url}/health")).json()
+        assert health["status"] == "ready"
+        assert [each["name"] for each in health["replicas"]] == ["replica 0", "replica 1"]
+        first = [await ask(client, url, LONG + str(i)) for i in range(4)]
+        assert {response.status_code for response in first} == {200}
+        assert sorted(replica.requests for replica in router.replicas) == [0, 4]  # one conversation
+        assert (await ask(client, url, "x", max_tokens=-1)).status_code == 400  # a replica's own word
+        stream = await ask(client, url, LONG, stream=True)
+        assert stream.text.rstrip().endswith("data: [DONE]")
+        assert json.loads(stream.text.split("\n\n")[0].removeprefix("data: "))["object"] == "text_completion"
+        await killed(client, url, fleet, router)
+        metrics = (await client.get(f"{url}/metrics")).text
+        assert 'ssd_router_ready{replica="replica 0"} 1' in metrics
+
+
+async def killed(client: httpx.AsyncClient, url: str, fleet: Fleet, router: Router) -> None:
+    """The server that holds the conversation is killed between two requests, and comes back."""
+    holder = max(router.replicas, key=lambda replica: replica.requests)
+    pid = fleet.pid(holder.name)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    for i in range(5):
+        assert (await ask(client, url, LONG + str(i))).status_code == 200
+    async with asyncio.timeout(PATIENCE_S):
+        while fleet.restarts == 0 or not holder.is_ready:
+            assert (await ask(client, url, LONG)).status_code == 200
+            await asyncio.sleep(0.05)
+    assert fleet.pid(holder.name) != pid
+
+
+def test_two_servers_behind_a_router(parrot: Path) -> None:
+    asyncio.run(live(parrot))
+
+
+def test_nobody_there_is_503_and_nonsense_400(tmp_path: Path) -> None:
+    async def run() -> None:
+        router = Router([Replica("replica 0", "127.0.0.1", 1)])
+        port = await router.start("127.0.0.1", 0)
+        async with httpx.AsyncClient() as client:
+            url = f"http://127.0.0.1:{port}"
+            assert (await client.get(f"{url}/health")).status_code == 503
+            refused = await ask(client, url, "x")
+            assert (refused.status_code, refused.json()["error"]["message"]) == (503, "no replica is ready")
+        for raw, status in (
+            (b"nonsense\r\n\r\n", b"400"),
+            (b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n", b"400"),
+            (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", b"400"),
+            (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"411"),
+            (b"POST / HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n", b"413"),
+            (b"GET / HTTP/1.1\r\nX: " + bytes(70_000) + b"\r\n\r\n", b"431"),
+        ):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(raw)
+            assert (await reader.read(-1)).startswith(b"HTTP/1.1 " + status), raw[:40]
+            writer.close()
+        await router.close(1.0)
+
+    asyncio.run(run())
+
+
+def test_a_plan_becomes_processes() -> None:
+    topology = catalogue.find_topology("nvidia-h200-8")
+    wish = Wish(replicas=1, tp=4, speculator="ssd", speculators=2, batch=8)
+    plan = make_plan(topology, catalogue.find_preset("llama-3.1-8b-eagle3"), wish, preset_name="llama-3.1-8b-eagle3")
+    roles = [on_devices(role, topology) for role in roles_of(plan, topology, ["--dtype", "bfloat16"])]
+    assert [role.kind for role in roles] == ["speculator", "speculator", "target"]
+    target = roles[-1]
+    assert target.env["CUDA_VISIBLE_DEVICES"] == ",".join(map(str, plan.replicas[0].target))
+    assert [role.env["CUDA_VISIBLE_DEVICES"] for role in roles[:2]] == [str(d) for d in plan.replicas[0].speculators]
+    placed = [Placed(role, "host", 7000 + i) for i, role in enumerate(roles)]
+    command = target.command("127.0.0.1", 8001, speculators_of(placed, 0))
+    assert command[0] == "ssd_ascend.serve"
+    flags = dict(zip(command[1::2], command[2::2], strict=True))
+    assert flags["--model"] == "llama-3.1-8b-eagle3"
+    assert flags["--tp"] == "4"
+    assert flags["--speculator"] == "ssd"
+    assert flags["--lookahead"] == str(plan.lookahead)
+    assert flags["--speculators"] == "host:7000,host:7001"
+    assert flags["--dtype"] == "bfloat16"
+
+
+def test_a_target_over_two_nodes_needs_torchrun() -> None:
+    topology = catalogue.find_topology("nvidia-gb200-nvl72")
+    wish = Wish(tp=16, speculator="none")
+    plan = make_plan(
+        topology, catalogue.find_preset("llama-3.1-70b-draft-1b"), wish, preset_name="llama-3.1-70b-draft-1b"
+    )
+    with pytest.raises(ConfigError, match="torchrun"):
+        roles_of(plan, topology, [])
+
+
+def test_the_launchers_flags_are_its_own() -> None:
+    given = [
+        "--topology",
+        "laptop-cpu",
+        "--preset=p",
+        "--replicas",
+        "2",
+        "--dtype",
+        "float32",
+        "--no-graphs",
+        "--port=9",
+    ]
+    assert engine_flags(given) == ["--dtype", "float32", "--no-graphs"]
