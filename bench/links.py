@@ -13,11 +13,14 @@ from typing import Any
 import torch
 
 from bench.summary import Row
+from ssd_ascend.backends.base import MeetingBackend
+from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.core.speculation import VerificationOutcome
-from ssd_ascend.errors import SsdError, TransportError
+from ssd_ascend.errors import ConfigError, SsdError, TransportError
 from ssd_ascend.speculation import worker_process
+from ssd_ascend.transport import device_link
 from ssd_ascend.transport.base import Transport
-from ssd_ascend.transport.link import make_link
+from ssd_ascend.transport.link import DeviceLink, Link, Meeting, make_link
 from ssd_ascend.transport.messages import Answer, Request, Shutdown, Update
 
 _PATIENCE_S = 30.0
@@ -31,7 +34,7 @@ def round_trips(
     rows: list[Row] = []
     for kind in kinds:
         try:
-            rows += _of_kind(kind, device, feature_width, batches, repeats)
+            rows += _of_kind(_link(kind, device), kind, device, feature_width, batches, repeats)
         except (SsdError, OSError) as error:
             rows.append({"mode": "round trip", "link": kind, "skipped": str(error)})
     return rows
@@ -56,8 +59,20 @@ def echo(transport: Transport, config: Mapping[str, Any]) -> None:
         )
 
 
-def _of_kind(kind: str, device: torch.device, feature_width: int, batches: tuple[int, ...], repeats: int) -> list[Row]:
-    link = make_link(kind)
+def _link(kind: str, device: torch.device) -> Link:
+    """A line of this kind; "device" goes from `device` to the next of its kind."""
+    if kind != device_link.KIND:
+        return make_link(kind)
+    backend = load_backend(device.type)
+    if not isinstance(backend, MeetingBackend):
+        raise ConfigError(f"{backend.name} has no line over devices")
+    own = device.index or 0
+    return DeviceLink(Meeting(backend.meeting, own, own + 1), 0)
+
+
+def _of_kind(
+    link: Link, kind: str, device: torch.device, feature_width: int, batches: tuple[int, ...], repeats: int
+) -> list[Row]:
     child = worker_process.start(f"{__name__}:echo", {}, link)
     rows: list[Row] = []
     try:
@@ -84,7 +99,7 @@ def _of_kind(kind: str, device: torch.device, feature_width: int, batches: tuple
     return rows
 
 
-def _accepted(link: Any, child: Any) -> Transport:
+def _accepted(link: Link, child: Any) -> Transport:
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline and child.poll() is None:
         line: Transport | None = link.accept(0.1)

@@ -84,17 +84,18 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One engine: a pair in a mode, its target on `tp` cards. lookahead None takes the pair's."""
+    """One engine: a pair in a mode, its target on `tp` cards. lookahead None takes the pair's, line None the usual."""
 
     pair: str
     speculator: str
     tp: int = 1
     lookahead: int | None = None
+    line: str | None = None
 
     @property
     def name(self) -> str:
-        """For tables: none, sd, ssd, and the lookahead where it is not the pair's own."""
-        return self.speculator if self.lookahead is None else f"{self.speculator}:{self.lookahead}"
+        """For tables: the speculator, and the lookahead and the line where they are not the usual ones."""
+        return ":".join(str(part) for part in (self.speculator, self.lookahead, self.line) if part is not None)
 
 
 def find_pair(name: str) -> Pair:
@@ -134,6 +135,7 @@ def engine_mode(job: Job, settings: Settings) -> Mode:
             "lookahead": job.lookahead or pair.lookahead,
             "fan_out": settings.fan_out,
             "draft_device": settings.worker_device if job.speculator == "ssd" else None,
+            **({} if job.line is None else {"worker_line": job.line}),
             **settings.speculation,
         }
     )

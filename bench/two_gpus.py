@@ -26,6 +26,7 @@ from bench.links import round_trips
 from bench.pair_report import compared, tables
 from bench.pairs import Job, Settings, append, find_pair, to_json
 from bench.shapes import shape
+from ssd_ascend.backends.base import MeetingBackend
 from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.errors import SsdError
 from ssd_ascend.transport.link import LINK_KINDS
@@ -52,7 +53,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--prompt-len", type=int, default=128)
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=450, help="start nothing after this long (default 450)")
-    parser.add_argument("--links", type=_names, default=LINK_KINDS, help="lines to time (default: all there are)")
+    parser.add_argument(
+        "--links", type=_names, default=(*LINK_KINDS, "device"), help="lines to time (default: all there are)"
+    )
     parser.add_argument("--speculation", type=_setting, action="append", default=[], metavar="KEY=VALUE",
                         help="of SpeculationConfig, such as on_miss=decline; may be repeated")  # fmt: skip
     parser.add_argument("--tiny", action="store_true", help="tiny models, for a rehearsal")
@@ -80,8 +83,11 @@ def _pairs(args: argparse.Namespace) -> tuple[str, ...]:
     return args.pairs or (_TINY if args.tiny else _PAIRS)
 
 
-def schedule(args: argparse.Namespace) -> list[list[Job]]:
-    """The jobs of each process, the most valuable first. A target's plain decoding is measured once."""
+def schedule(args: argparse.Namespace, *, device_lines: bool = False) -> list[list[Job]]:
+    """The jobs of each process, the most valuable first. A target's plain decoding is measured once.
+
+    device_lines: whether messages can also go over the devices themselves.
+    """
     pairs = _pairs(args)
     groups: list[list[Job]] = []
     decoded: set[str] = set()
@@ -90,6 +96,8 @@ def schedule(args: argparse.Namespace) -> list[list[Job]]:
         modes = [mode for mode in args.modes if mode != "none" or target not in decoded]
         decoded.add(target)
         jobs = [Job(pair=name, speculator=mode) for mode in modes]
+        if "ssd" in modes and device_lines:
+            jobs.append(Job(pair=name, speculator="ssd", line="device"))
         if "sd" in args.modes:
             jobs += [Job(pair=name, speculator="sd", lookahead=k) for k in args.sd_lookaheads]
         groups.append(jobs)
@@ -142,7 +150,10 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         report.write_json(args.json, outcome)
         return outcome
 
-    for number, jobs in enumerate(schedule(args)):
+    device_lines = (
+        isinstance(load_backend(args.device), MeetingBackend) and settings.worker_device != f"{args.device}:0"
+    )
+    for number, jobs in enumerate(schedule(args, device_lines=device_lines)):
         plan = folder / f"jobs-{number}.json"
         plan.write_text(to_json(jobs, settings, rows, deadline))
         _run(plan, jobs, environment, rows, deadline, write)
