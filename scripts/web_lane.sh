@@ -19,6 +19,10 @@ if [ ! -e "$STAMP" ]; then
   "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -r requirements/web.txt
   # last, and behind the lane's own packages on the path: what pip finds there it must not take for its own
   echo "$base" >"$site/base.pth"
+  if command -v npm >/dev/null; then
+    mkdir -p "$VENV/node"
+    npm install --silent --no-fund --no-audit --prefix "$VENV/node" "openai@6.49.0"
+  fi
   rm -f "$VENV"/.ready-*
   touch "$STAMP"
 fi
