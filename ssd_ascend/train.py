@@ -8,6 +8,7 @@ python -m ssd_ascend.train --plot DIR                                           
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -107,6 +108,7 @@ def _train(given: dict[str, Any]) -> int:
         target=given["target"],
         data=given.get("data"),
         openings=given.get("openings"),
+        digest=_digest(given.get("data") or given.get("openings")),
         synthesis=synthesis,
         training=TrainingConfig(**{name: value for name, value in given.items() if name in _TRAINING}),
     )
@@ -120,6 +122,12 @@ def _train(given: dict[str, Any]) -> int:
         print(f"no picture: {error}", file=sys.stderr)
     print(json.dumps({"out": str(given["out"]), **result["log"][-1]}))
     return 0
+
+
+def _digest(file: str | None) -> str | None:
+    """Of a file's content; None where there is none (whoever reads it will say so)."""
+    path = Path(file) if file else None
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path is not None and path.is_file() else None
 
 
 def _evaluate(given: dict[str, Any]) -> int:

@@ -88,11 +88,16 @@ class TrainingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """All that decides what a run makes. `data` and `openings` are files, None for none and for our own."""
+    """All that decides what a run makes.
+
+    `data` and `openings` are files, None for none and for our own; `digest` is of what that file holds, so that a run
+    is not taken up with another text.
+    """
 
     target: str
     data: str | None = None
     openings: str | None = None
+    digest: str | None = None
     synthesis: SynthesisConfig | None = None
     training: TrainingConfig = field(default_factory=TrainingConfig)
 

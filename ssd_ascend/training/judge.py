@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from ssd_ascend.config.training import SynthesisConfig
 from ssd_ascend.training.batches import epoch, make_batch
@@ -13,7 +14,8 @@ from ssd_ascend.training.conversations import Conversations
 from ssd_ascend.training.evaluation import Answer
 from ssd_ascend.training.head import Weights
 from ssd_ascend.training.prompts import TurnMarks
-from ssd_ascend.training.synthesis import Job, write
+from ssd_ascend.training.slots import Job
+from ssd_ascend.training.synthesis import write
 from ssd_ascend.training.target import Source, Target
 from ssd_ascend.training.unroll import Lesson, outcomes
 
@@ -84,15 +86,13 @@ def answer_prompts(
             conversations=len(prompts), slots=len(prompts), max_length=longest, temperatures=(temperature,),
             weights=(1.0,), fork_rate=0.0, follow_ups=0.0,
         )  # fmt: skip
-        jobs: Iterator[Job] = iter([((tokens, False, temperature), 0) for tokens in prompts])
-        parts.append(write(target, marks, config, jobs, len(prompts), seed=seed, cut_loops=False, progress=progress))
+        jobs = iter([Job(tokens, False, temperature, len(tokens) + max_tokens) for tokens in prompts])
+        parts.append(write(target, marks, config, jobs, seed=seed, cut_loops=False, progress=progress))
     return merge(parts)
 
 
 def merge(parts: Sequence[Conversations]) -> Conversations:
     """Several as one."""
-    import torch
-
     starts, offset = [torch.zeros(1, dtype=torch.int64)], 0
     for part in parts:
         starts.append(part.starts[1:] + offset)

@@ -111,11 +111,15 @@ class Openings:
             raise ConfigError(f"cannot read {file}: {error}") from error
 
     def draw(self, rng: random.Random) -> Opening:
-        """One user turn, its slots filled at random."""
+        """One user turn."""
+        text = self.fill(rng)
+        is_open = text.endswith("...")
+        text = text.removesuffix("...").rstrip() if is_open else text
+        return Opening(self._tokenizer.encode(text, add_special_tokens=False), is_open)
+
+    def fill(self, rng: random.Random) -> str:
+        """A random line, its slots filled at random."""
         line = rng.choice(self._lines)
         while _SLOT.search(line):  # an item may hold slots itself
             line = _SLOT.sub(lambda match: rng.choice(self._lists[match[1]]), line)
-        is_open = line.endswith("...")
-        text = line.removesuffix("...").rstrip() if is_open else line
-        text = (text[:1].upper() + text[1:]).replace("\\n", "\n")
-        return Opening(self._tokenizer.encode(text, add_special_tokens=False), is_open)
+        return (line[:1].upper() + line[1:]).replace("\\n", "\n")
