@@ -138,7 +138,8 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     environment = hooked(folder / "hook")
 
     def write() -> dict[str, Any]:
-        lines = [json.loads(line) for line in rows.read_text().splitlines()]
+        whole = rows.read_text().rpartition("\n")[0]  # the last line may be on its way
+        lines = [json.loads(line) for line in whole.splitlines()]
         timelines = {line["timeline"]: line["bars"] for line in lines if "bars" in line}
         found = compared([line for line in lines if "bars" not in line])
         device = next((str(row["device"]) for row in found if "device" in row), settings.device)
