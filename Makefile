@@ -8,7 +8,7 @@
 #   make web      the page in headless Chromium, and the clients people have, in an environment of their own
 #   make npu      the NPU backend's tests, on real torch_npu over an emulated CANN; a part of `make test` where it can run
 #
-# Knobs: NPU=auto|required|off  PYTHON=python3.12  VENV=.venv  MODEL=smollm2-135m  HOST=127.0.0.1  PORT=8000  ARGS="more flags of serve"
+# Knobs: NPU=auto|required|off  PYTHON=python3.12  VENV=.venv  MODEL=smollm2-135m-eagle3  HOST=127.0.0.1  PORT=8000  ARGS="more flags of serve"
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test lint format slow web npu
@@ -17,7 +17,9 @@ USABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
   $$p -c '$(USABLE)' >/dev/null 2>&1 && echo $$p && break; done)
 VENV ?= .venv
-MODEL ?= smollm2-135m
+MODEL ?= smollm2-135m-eagle3
+# the model's name for clients: its head only makes it faster
+NAME ?= $(MODEL:smollm2-135m-eagle3=smollm2-135m)
 HOST ?= 127.0.0.1
 PORT ?= 8000
 ARGS ?=
@@ -48,7 +50,8 @@ $(STAMP):
 	@touch $@
 
 serve: setup
-	exec $(VENV)/bin/python -m ssd_ascend.serve --model $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
+	exec $(VENV)/bin/python -m ssd_ascend.serve --model $(MODEL) --served-model-name $(NAME) \
+	  --host $(HOST) --port $(PORT) $(ARGS)
 
 lint: setup
 	$(VENV)/bin/ruff check .
