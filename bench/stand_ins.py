@@ -50,6 +50,8 @@ def _lay_out(given: dict[str, Any], name: str, folder: Path, agreement: Agreemen
     )
     given["model"] = str(target)
     if preset.draft is None or preset.speculation is None:
+        if given.get("draft") == name:  # it drafts for itself
+            given["draft"] = str(target)
         return
     for key in ("drafter", "lookahead", "fan_out"):  # a folder brings none of the preset's settings along
         given.setdefault(key, getattr(preset.speculation, key))
