@@ -23,9 +23,10 @@ _NOTHING: tuple[object, ...] = (None,)
 
 
 class StreamOptions(Strict):
-    """`include_usage` sends one more chunk, with the token counts, before [DONE]."""
+    """`include_usage` sends one more chunk, with the token counts, before [DONE]. Nothing is obfuscated."""
 
     include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
 
 
 class Message(Strict):
@@ -148,7 +149,9 @@ class ChatRequest(_Sampled):
         "function_call": (None, "none"),
         "functions": (None, []),
         "modalities": (None, ["text"]),
+        "moderation": _NOTHING,
         "prediction": _NOTHING,
+        "prompt_cache_options": _NOTHING,
         "prompt_cache_retention": _NOTHING,
         "service_tier": (None, "auto", "default"),
         "store": (None, False),

@@ -168,6 +168,7 @@ class ParrotEngine:
             drafted=total.drafted + drafted,
             accepted=total.accepted + accepted,
             accepted_per_position=[total.accepted + accepted, 0, 0],
+            drafted_per_position=[total.drafted + drafted, 0, 0],
             lookups=total.lookups + 1,
             hits=total.hits + 1,
             hit_tokens=total.hit_tokens + count,
