@@ -37,12 +37,13 @@ def stand_ins(args: argparse.Namespace) -> Iterator[str]:
     shares = {key: given.get(key, default) for key, default in usual.items()}
     install()
     with tempfile.TemporaryDirectory() as folder, _environment(hooked(Path(folder) / "hook")):
-        _lay_out(given, name, Path(folder), Agreement(**shares))
+        drafts = _lay_out(given, name, Path(folder), Agreement(**shares))
         given["random"] = True  # there is no tokenizer, and nothing to read in the answers
-        yield _NOTICE.format(**shares)
+        yield _NOTICE.format(**shares) if drafts else "synthetic weights"
 
 
-def _lay_out(given: dict[str, Any], name: str, folder: Path, agreement: Agreement) -> None:
+def _lay_out(given: dict[str, Any], name: str, folder: Path, agreement: Agreement) -> bool:
+    """Write the checkpoints and name them in `given`; whether there is a draft whose agreement was set."""
     preset = catalogue.find_preset(name)
     kind = load_backend(given.get("device")).name
     target = lay_out_model(
@@ -52,7 +53,7 @@ def _lay_out(given: dict[str, Any], name: str, folder: Path, agreement: Agreemen
     if preset.draft is None or preset.speculation is None:
         if given.get("draft") == name:  # it drafts for itself
             given["draft"] = str(target)
-        return
+        return False
     for key in ("drafter", "lookahead", "fan_out"):  # a folder brings none of the preset's settings along
         given.setdefault(key, getattr(preset.speculation, key))
     draft = folder / "draft"
@@ -61,6 +62,7 @@ def _lay_out(given: dict[str, Any], name: str, folder: Path, agreement: Agreemen
     elif given["drafter"] == "model":
         data = _config(preset.draft)
         given["draft"] = str(lay_out_model(draft, data, device_type=kind, seed=2, noise=_NOISE, agreement=agreement))
+    return given["drafter"] in ("eagle3", "model")
 
 
 def _config(model: ModelPreset) -> dict[str, Any]:
