@@ -11,7 +11,7 @@ from bench.summary import Row
 
 _COLUMNS = {
     "pair": "pair", "mode": "mode", "tp": "tp", "batch": "batch", "tokens/s": "tokens_per_s",
-    "per card": "tokens_per_s_per_device", "ms/round": "ms_per_step", "on hits": "ms_per_hit_step",
+    "per card": "tokens_per_s_per_device", "ms/round": "round_ms", "on hits": "ms_per_hit_step",
     "verify": "round_verify_ms", "verify+draft": "verify_and_draft_ms", "wait": "round_wait_ms",
     "message": "round_message_ms", "host": "round_host_ms", "worker": "worker_busy_ms",
     "tokens/round": "acceptance_length", "hit rate": "hit_rate", "x none": "speedup", "x sd": "vs_sd",

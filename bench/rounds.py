@@ -24,6 +24,7 @@ def put_round(row: Row, samples: Sequence[Sample]) -> None:
     draft, wait = _mean(steps, "draft"), _mean(steps, "wait")
     message = _mean(steps, "observe") + max(0.0, _mean(steps, "propose") - wait) if waits else 0.0
     round_ms = statistics.mean(step.wall_ns for step in steps) / NS_PER_MS
+    row["round_ms"] = round(round_ms, 4)
     row["verify_and_draft_ms" if drafts_here else "round_verify_ms"] = round(verify + draft, 4)
     row["round_wait_ms"] = round(wait, 4)
     row["round_message_ms"] = round(message, 4)

@@ -90,6 +90,7 @@ def test_a_round_is_split_without_rest() -> None:
     put_round(row, [Sample(steps=steps, prompt_tokens=0, ttft_ns=[], outputs=[])])
     parts = {name: row[name] for name in ("round_verify_ms", "round_wait_ms", "round_message_ms", "round_host_ms")}
     assert parts == {"round_verify_ms": 6, "round_wait_ms": 3, "round_message_ms": 1, "round_host_ms": 1}
+    assert row["round_ms"] == 11
     assert (row["worker_busy_ms"], row["ms_per_hit_step"], row["over_longest_ms"]) == (8, 10, 2)
 
 
