@@ -110,7 +110,8 @@ class CapturedChains:
 
     def run(self, feeds: Rows[Feed]) -> Rolled | None:
         """The chains after these entries; None when no size holds them. Good until the next call."""
+        wanted = FeedSize.of(feeds)
         for chain in self._chains:
-            if chain.feed.holds(feeds):
+            if chain.feed.size.holds(wanted):
                 return chain.replay(feeds)
         return None

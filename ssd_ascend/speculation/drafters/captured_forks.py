@@ -222,14 +222,16 @@ class CapturedForks:
 
     def holds(self, feeds: Rows[Feed]) -> bool:
         """Whether some size holds them."""
-        return any(glue.feed.holds(feeds) for glue in self._glues)
+        wanted = FeedSize.of(feeds)
+        return any(glue.feed.size.holds(wanted) for glue in self._glues)
 
     def run(self, forks: Rows[Fork]) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Guess and drafts of every branch, `width` a sequence, int64 [n * width, 1 + lookahead]; their features.
 
         Good until the next call. Picks that a sequence lacks are filled up with its first guess.
         """
-        glue = next(glue for glue in reversed(self._glues) if glue.feed.holds([fork.feed for fork in forks]))
+        wanted = FeedSize.of([fork.feed for fork in forks])
+        glue = next(glue for glue in reversed(self._glues) if glue.feed.size.holds(wanted))
         branches = next(branches for branches in reversed(self._branches) if branches.rows >= len(forks))
         glue.replay(forks)
         return branches.replay(forks, self.lookahead + 1)

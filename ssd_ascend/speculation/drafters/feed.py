@@ -71,6 +71,16 @@ class FeedSize(NamedTuple):
     tokens: int
     per_row: int
 
+    @staticmethod
+    def of(feeds: Rows[Feed]) -> FeedSize:
+        """What these take."""
+        lengths = [len(feed.row.tokens) for feed in feeds]
+        return FeedSize(len(lengths), sum(lengths), max(lengths))
+
+    def holds(self, wanted: FeedSize) -> bool:
+        """Whether that fits."""
+        return all(own >= need for own, need in zip(self, wanted, strict=True))
+
 
 def feed_sizes(max_rows: int, per_row: int) -> list[FeedSize]:
     """Sizes worth a graph, the largest first: rows double, and most rows have far fewer entries than they could."""
@@ -118,11 +128,6 @@ class StaticFeed:
         rows = self.pack.device["tail_rows"]
         own = self._tails.index_select(0, rows.clamp(min=0))
         return torch.where((rows >= 0).unsqueeze(1), own, hidden)
-
-    def holds(self, feeds: Rows[Feed]) -> bool:
-        """Whether they fit."""
-        lengths = [len(feed.row.tokens) for feed in feeds]
-        return len(feeds) <= self.size.rows and max(lengths) <= self.size.per_row and sum(lengths) <= self.size.tokens
 
     def fill(self, feeds: Rows[Feed]) -> Stage:
         """Write everything but what `more` named; the caller adds that and sends the pack."""

@@ -89,9 +89,8 @@ class PagedDrafter:
             return None
         for seq in seqs:
             self._trunk.mark(seq, self._trunk.end(seq))
-        # a worker keeps drafts and features for longer than the graph does
-        tokens, hidden = rolled.tokens.clone(), None if rolled.hidden is None else rolled.hidden.clone()
-        return Chain(tokens, [lookahead] * len(seqs), None, [False] * len(seqs), hidden)
+        # good until the next chain: drafts and features are fed to the target, or to glue, before that
+        return Chain(rolled.tokens, [lookahead] * len(seqs), None, [False] * len(seqs), rolled.hidden)
 
     def _stepwise_chain(self, seqs: Rows[DraftSequence], lookahead: int) -> Chain:
         output = self._trunk.run([self._trunk.feed(seq, (), None, 1) for seq in seqs], Mode.DECODE)

@@ -7,8 +7,11 @@ plainly.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from ssd_ascend import trace
@@ -25,6 +28,9 @@ from ssd_ascend.speculation.worker_link import make_link
 from ssd_ascend.speculation.worker_pool import make_worker_client
 from ssd_ascend.transport.messages import Attach, Update
 
+ToHost = Callable[[Rows[torch.Tensor]], list[torch.Tensor]]
+"""`Backend.to_host`: copies all tensors to the host together."""
+
 
 def build(side: TargetSide) -> Speculator:
     """Starts the worker (a process of its own, or in this one), or connects to those that others started."""
@@ -36,8 +42,28 @@ def build(side: TargetSide) -> Speculator:
         features=side.features,
         target_vocab=setup.target.vocab_size,
         device=setup.device,
+        to_host=setup.backend.to_host,
         silence_s=setup.config.worker_timeout_s,
     )
+
+
+class _Going(NamedTuple):
+    """A sequence that goes on after this step, and whether the worker knows it."""
+
+    seq: Sequence
+    outcome: VerificationOutcome
+    new_tokens: list[int]
+    known: bool
+
+    @property
+    def start(self) -> int:
+        """The first position whose feature the worker has not been sent."""
+        return self.seq.num_tokens - 1 if self.known else 0
+
+    @property
+    def end(self) -> int:
+        """Positions below this one have features: all but the recovery token's."""
+        return self.seq.num_tokens + len(self.new_tokens) - 1
 
 
 class SsdSpeculator:
@@ -51,6 +77,7 @@ class SsdSpeculator:
         features: FeatureReader | None,
         target_vocab: int,
         device: torch.device,
+        to_host: ToHost,
         silence_s: float,
     ) -> None:
         self.stats = SpeculationStats()
@@ -59,6 +86,7 @@ class SsdSpeculator:
         self._features = features
         self._target_vocab = target_vocab
         self._device = device
+        self._to_host = to_host
         self._worker = make_worker_client(
             links, self.stats, target_vocab=target_vocab, lookahead=lookahead, silence_s=silence_s
         )
@@ -120,43 +148,29 @@ class SsdSpeculator:
         """Post the outcomes of every sequence that goes on."""
         if not self._worker.is_ready():
             return
+        going = [
+            _Going(seq, outcome, new_tokens, seq.id in self._worker.attached)
+            for seq, outcome, new_tokens in zip(sequences, verification.outcomes, verification.new_tokens, strict=True)
+            if seq.id not in verification.faults and seq.sampling.speculation and not _ends(seq, new_tokens)
+        ]
         attaches: list[Attach] = []
         updates: list[Update] = []
-        asked: dict[int, Asked] = {}
-        for seq, outcome, new_tokens in zip(sequences, verification.outcomes, verification.new_tokens, strict=True):
-            if seq.id in verification.faults or not seq.sampling.speculation or _ends(seq, new_tokens):
-                continue
-            known = seq.id in self._worker.attached
-            asked[seq.id] = Asked(seq.num_tokens + len(new_tokens), known)
-            if known:
-                updates.append(self._update(seq, outcome, new_tokens))
+        for one, features in zip(going, self._read_features(going), strict=True):
+            if one.known:
+                updates.append(_update(one, features))
             else:
-                attaches.append(self._attach(seq, new_tokens))
+                attaches.append(_attach(one, features))
+        asked = {one.seq.id: Asked(one.seq.num_tokens + len(one.new_tokens), one.known) for one in going}
         self._worker.post(attaches, updates, asked)
 
-    def _attach(self, seq: Sequence, new_tokens: list[int]) -> Attach:
-        tokens = seq.token_ids + new_tokens
-        return Attach(
-            seq_id=seq.id,
-            token_ids=tokens,
-            num_prompt_tokens=seq.num_prompt_tokens,
-            sampling=seq.sampling,
-            seed=seq.seed,
-            stop_ids=seq.stop_ids,
-            features=self._read_features(seq, 0, len(tokens) - 1),
-        )
-
-    def _update(self, seq: Sequence, outcome: VerificationOutcome, new_tokens: list[int]) -> Update:
-        start = seq.num_tokens - 1
-        return Update(
-            outcome=outcome,
-            num_tokens_before=seq.num_tokens,
-            new_tokens=new_tokens,
-            features=self._read_features(seq, start, start + len(new_tokens)),
-        )
-
-    def _read_features(self, seq: Sequence, start: int, end: int) -> torch.Tensor | None:
-        return None if self._features is None else self._features.read_features(seq.block_table, start, end)
+    def _read_features(self, going: Rows[_Going]) -> Rows[torch.Tensor | None]:
+        """The features each message carries, read together: one look-up, and one copy to where messages are packed."""
+        reader = self._features
+        if reader is None or reader.features is None or not going:
+            return [None] * len(going)
+        slots = [reader.slots(one.seq.block_table, one.start, one.end) for one in going]
+        index = torch.from_numpy(np.concatenate(slots)).to(reader.features.device, non_blocking=True)
+        return self._to_host([reader.features.index_select(0, index)])[0].split([len(part) for part in slots])
 
     def release(self, seq_ids: Rows[int]) -> None:
         """The worker hears of it with the next request."""
@@ -176,3 +190,22 @@ def _ends(seq: Sequence, new_tokens: Rows[int]) -> bool:
     if len(new_tokens) >= seq.num_remaining:
         return True
     return seq.num_output_tokens >= seq.sampling.min_tokens and not seq.stop_ids.isdisjoint(new_tokens)
+
+
+def _attach(one: _Going, features: torch.Tensor | None) -> Attach:
+    seq = one.seq
+    return Attach(
+        seq_id=seq.id,
+        token_ids=seq.token_ids + one.new_tokens,
+        num_prompt_tokens=seq.num_prompt_tokens,
+        sampling=seq.sampling,
+        seed=seq.seed,
+        stop_ids=seq.stop_ids,
+        features=features,
+    )
+
+
+def _update(one: _Going, features: torch.Tensor | None) -> Update:
+    return Update(
+        outcome=one.outcome, num_tokens_before=one.seq.num_tokens, new_tokens=one.new_tokens, features=features
+    )

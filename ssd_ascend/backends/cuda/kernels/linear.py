@@ -35,8 +35,8 @@ def choose_tile(rows: int, columns: int, itemsize: int) -> Tile:
     if itemsize > 2:
         return Tile(16, 32, 32, 3, 4, swap=False) if rows <= 16 else Tile(64, 64, 32, 3, 4, swap=False)
     narrow = columns <= 8192
-    if rows <= 16:
-        return Tile(16, 64, 128, 8, 4)
+    if rows <= 16:  # few columns: twice as many programs, and 64 rows are not to be had
+        return Tile(16, 32, 256, 5, 4, swap=False) if columns <= 4096 else Tile(16, 64, 128, 8, 4)
     if rows <= 32:
         return Tile(32, 64, 128, 8, 4) if narrow else Tile(32, 128, 64, 6, 4)
     if rows <= 64:
