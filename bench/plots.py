@@ -156,6 +156,8 @@ def _frontier(axes: Any, rows: Rows) -> bool:
             axes.annotate(str(batch), (x, y), textcoords="offset points", xytext=(4, 4), fontsize=8)
     axes.set(title="Latency and throughput (numbers are batch sizes)", xlabel="tokens/s of one sequence",
              ylabel="tokens/s together")  # fmt: skip
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
     return True
 
