@@ -27,6 +27,7 @@ def export(out: Path, weights: Weights, shape: HeadShape, vocabulary: DraftVocab
     with writing(out / WEIGHTS):
         out.mkdir(parents=True, exist_ok=True)
         save_file(tensors, part, metadata={"format": "pt"})
+        part.chmod(0o644)  # safetensors writes for its owner only
         part.replace(out / WEIGHTS)
     replace_text(out / CONFIG, json.dumps(head_config(shape, dtype), indent=2))
 

@@ -47,10 +47,15 @@ class Means:
     """None: where there is a compiler worth waiting for, which is not on a host's own processor."""
     bar: Bar
 
-    @property
-    def compiles(self) -> bool:
-        """Whether functions are compiled."""
-        return not self.backend.capabilities.host_memory if self.compiled is None else self.compiled
+    def compiles(self, device: torch.device) -> bool:
+        """Whether functions are compiled: as told, else where a small one compiles and runs."""
+        if self.compiled is not None or self.backend.capabilities.host_memory:
+            return bool(self.compiled)
+        try:
+            return float(torch.compile(torch.square)(torch.ones(2, device=device)).sum()) == 2.0
+        except (RuntimeError, ImportError, OSError) as error:
+            log.warning("functions are not compiled, training is slower: %s", str(error).partition("\n")[0])
+            return False
 
     def target(self, path: Path, max_length: int, capture_layers: tuple[int, ...] | None = None) -> Target:
         """The target, ready to read texts of up to `max_length` tokens."""
@@ -88,7 +93,7 @@ def make_head(run: Run, path: Path, out: Path, means: Means, *, command: str) ->
         source = readings(target, learn, workspace=_workspace(shape, config, target), progress=progress)
         held_out = readings(target, judged, workspace=0, progress=progress) if len(judged) else None
     lesson = make_lesson(
-        target, vocabulary, max_positions=max_length + config.unroll + 8, compiled=means.compiles,
+        target, vocabulary, max_positions=max_length + config.unroll + 8, compiled=means.compiles(target.device),
         dtype=target.activations,
     )  # fmt: skip
     material = Material(learn, source, judged, held_out, tokenizer.eos_ids)

@@ -10,16 +10,23 @@ import torch
 from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.config.speculation import SpeculationConfig
 from ssd_ascend.core.sampling import SamplingParams
+from ssd_ascend.progress import bar
 from ssd_ascend.speculation.base import Branch, DraftSequence
 from ssd_ascend.speculation.drafters import eagle3
 from ssd_ascend.speculation.setup import DraftSetup, TargetFacts
 from ssd_ascend.training.attention import ChainAttention, Kernels, PlainTrunk, Segments
 from ssd_ascend.training.batches import make_batch
+from ssd_ascend.training.conversations import Conversations
 from ssd_ascend.training.export import export
 from ssd_ascend.training.head import LM_HEAD, Cast, Chain
 from ssd_ascend.training.loss import VocabularyLoss, slope
+from ssd_ascend.training.pipeline import Means
+from ssd_ascend.training.target import load_target
 from ssd_ascend.training.unroll import _fed, outcomes
-from tests.training.toys import World, make_world
+from ssd_ascend.training.verdict import load_head
+from ssd_ascend.weights.eagle3 import read_eagle3_config
+from tests.toys import eagle3_tensors, llama_config, speculators_config, write_checkpoint
+from tests.training.toys import EOS, VOCAB, World, make_world
 
 
 def drafter_of(world: World, head: Path, lookahead: int) -> object:
@@ -59,13 +66,44 @@ def test_chains_are_those_of_the_engine(tmp_path: Path, family: str) -> None:
         # the training side, on the text as it would be had the drafts come true
         told = [*text[:end], *drafted]
         read = world.target.read([told])
-        data = type(world.text)(
-            torch.tensor(told), torch.ones(len(told), dtype=torch.bool), torch.zeros(len(told), dtype=torch.bool),
-            torch.tensor([0, len(told)]), torch.zeros(1, dtype=torch.bool),
-        )  # fmt: skip
-        batch = make_batch(data, [0], len(told), world.target.device)
+        batch = make_batch(whole(told), [0], len(told), world.target.device)
         result = outcomes(world.weights, world.lesson, batch, read, lookahead)
         assert result.rank[:, end - 2].tolist() == [0] * lookahead, f"end {end}: the chains differ"
+
+
+def test_heads_of_others_are_judged_as_they_are_served(tmp_path: Path) -> None:
+    """The dialect of vLLM's speculators: another rotation and sizes, an embedding of its own, normed residuals."""
+    world = make_world(tmp_path)
+    config = llama_config(vocab_size=VOCAB, eos_token_id=EOS, max_position_embeddings=256)
+    head = speculators_config(config, embed_requires_grad=True)
+    head["transformer_layer_config"] |= {"rope_theta": 500.0, "max_position_embeddings": 256}
+    tensors = eagle3_tensors(head, config)
+    tensors["embed_tokens.weight"] = torch.randn(
+        VOCAB, config["hidden_size"], generator=torch.Generator().manual_seed(5)
+    )
+    path = write_checkpoint(tmp_path / "theirs", head, tensors)
+    read = read_eagle3_config(path, world.target.loaded.config)
+    target = load_target(
+        world.path, load_backend("cpu"), dtype="float32", read_tokens=256, max_length=128,
+        capture_layers=read.capture_layers,
+    )  # fmt: skip
+    means = Means(load_backend("cpu"), "float32", None, bar)
+    weights, lesson = load_head(path, read, target, means, max_positions=160)
+    text = world.text.row(3)
+    drafter = drafter_of(world, path, 4)
+    chain = drafter.chain([sequence(world, text[:9], target.read([text]).features)], 4)  # type: ignore[attr-defined]
+    told = [*text[:9], *chain.tokens[0].tolist()]
+    batch = make_batch(whole(told), [0], len(told), target.device)
+    result = outcomes(weights, lesson, batch, target.read([told]), 4)
+    assert result.rank[:, 7].tolist() == [0] * 4
+
+
+def whole(tokens: list[int]) -> Conversations:
+    """One conversation, all of it an answer."""
+    marks = torch.ones(len(tokens), dtype=torch.bool)
+    return Conversations(
+        torch.tensor(tokens), marks, ~marks, torch.tensor([0, len(tokens)]), torch.zeros(1, dtype=torch.bool)
+    )
 
 
 def test_branches_are_later_steps_of_the_same_chain(tmp_path: Path) -> None:
@@ -86,11 +124,7 @@ def test_branches_are_later_steps_of_the_same_chain(tmp_path: Path) -> None:
     )
     told = [*text[:end], *sent[:depth], guess, *branch.tokens[0].tolist()]
     read = world.target.read([told])
-    marks = torch.ones(len(told), dtype=torch.bool)
-    data = type(world.text)(
-        torch.tensor(told), marks, ~marks, torch.tensor([0, len(told)]), torch.zeros(1, dtype=torch.bool)
-    )
-    batch = make_batch(data, [0], len(told), world.target.device)
+    batch = make_batch(whole(told), [0], len(told), world.target.device)
     result = outcomes(world.weights, world.lesson, batch, read, depth + 1 + lookahead)
     column = result.rank[:, end - 2].tolist()
     assert column[:depth] == [0] * depth
