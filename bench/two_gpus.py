@@ -145,8 +145,8 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         device = next((str(row["device"]) for row in found if "device" in row), settings.device)
         outcome = report.result(
             found, device=device, load=(load, report.load_average()), accepted=args.accepted, foreseen=args.foreseen,
-            notice="synthetic weights: acceptance and hit rate are set, not learned", prompt_len=args.prompt_len, output_len=args.output_len,
-            seconds=round(time.time() - began, 1), timelines=timelines,
+            notice="synthetic weights: acceptance and hit rate are set, not learned", prompt_len=args.prompt_len,
+            output_len=args.output_len, seconds=round(time.time() - began, 1), timelines=timelines,
         )  # fmt: skip
         report.write_json(args.json, outcome)
         return outcome

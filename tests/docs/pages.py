@@ -1,11 +1,13 @@
 """Reads our Markdown: headings, links, tables, and the commands of shell blocks with what is said of them.
 
 A block of commands may be marked on the line before it, in a comment that readers do not see:
-`<!-- needs: GPU -->` it cannot run on every machine; `<!-- run by: FILE -->` that file runs it.
+`<!-- needs: GPU -->` it cannot run on every machine; `<!-- run by: FILE -->` that file runs it. A page of
+`docs/deploy/` is about the machine it is named after, and needs it throughout.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("**/*.md")),
 ]
 _MARK = re.compile(r"<!-- (needs|run by): (.+?) -->")
+_ENDS = ("|", "||", "&&", "&", ";", ">", "2>")
 _SHELLS = ("bash", "sh")
 
 
@@ -33,8 +36,8 @@ class Command:
 
     @property
     def words(self) -> list[str]:
-        """Without assignments in front."""
-        words = shlex.split(self.text)
+        """Up to a pipe or the like, without assignments in front."""
+        words = list(itertools.takewhile(lambda word: word not in _ENDS, shlex.split(self.text)))
         while words and re.fullmatch(r"[A-Z_0-9]+=\S*", words[0]):
             del words[0]
         return words
@@ -70,6 +73,7 @@ def commands(page: Path) -> list[Command]:
     """Every command of the page's shell blocks."""
     found: list[Command] = []
     lines = page.read_text(encoding="utf-8").splitlines()
+    usual = {"needs": page.stem} if page.parent.name == "deploy" else {}
     mark: dict[str, str] = {}
     block: list[str] | None = None
     for line in lines:
@@ -80,7 +84,8 @@ def commands(page: Path) -> list[Command]:
             elif line.strip():
                 mark = dict(_MARK.findall(line))
         elif line.strip() == "```":
-            found += [Command(name_of(page), text, mark.get("needs"), mark.get("run by")) for text in _split(block)]
+            mark = mark or usual
+            found += [Command(name_of(page), words, mark.get("needs"), mark.get("run by")) for words in _split(block)]
             block, mark = None, {}
         else:
             block.append(line)

@@ -91,7 +91,7 @@ def test_every_command_can_be_run_or_says_what_it_needs(command: Command) -> Non
     """What is neither Python nor a script of ours cannot be run here: the page says what it needs, or who runs it."""
     first = command.words[0]
     ours = first in ("python", ".venv/bin/python") or (ROOT / first).is_file()
-    assert ours, f"mark its block in {command.page} with <!-- needs: ... --> or <!-- run by: ... -->"
+    assert ours, f"mark its block in {command.page} with a comment that tests/docs/pages.py explains"
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if Path(c.words[0]).name == "python"], ids=label)
@@ -111,8 +111,9 @@ def test_flags_are_those_the_command_has(command: Command, monkeypatch: pytest.M
         assert importlib.util.find_spec(target) is not None, f"there is no module {target}"
         if not has_parser(target):
             return
-    with pytest.raises(Parsed):
+    with pytest.raises((Parsed, SystemExit)) as ended:  # --help ends by itself
         start(target, arguments, monkeypatch)
+    assert ended.type is Parsed or not ended.value.code
 
 
 def start(target: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
