@@ -42,9 +42,14 @@ def find_preset(name_or_path: str) -> Preset:
     return load_preset(preset_path(name_or_path))
 
 
+def topology_path(name_or_path: str) -> Path:
+    """The file of a cluster given by name or by path; ConfigError lists the known names."""
+    return _entry("topology", "topology", name_or_path)
+
+
 def find_topology(name_or_path: str) -> Topology:
     """Load a cluster of `topology/` by name or by path; ConfigError when there is none or its file is wrong."""
-    return load_topology(_entry("topology", "topology", name_or_path))
+    return load_topology(topology_path(name_or_path))
 
 
 def _entry(kind: Literal["models", "topology"], word: str, name_or_path: str) -> Path:

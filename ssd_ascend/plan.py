@@ -14,6 +14,7 @@ from ssd_ascend.config.plan import Plan, Wish
 from ssd_ascend.config.topology import Topology
 from ssd_ascend.errors import ConfigError, SsdError
 from ssd_ascend.planner import explain, make_plan
+from ssd_ascend.planner.calibration import figures_of, write_calibrated
 from ssd_ascend.planner.inventory import load_inventory
 from ssd_ascend.planner.machine import Machine
 from ssd_ascend.planner.rank_table import rank_table
@@ -52,6 +53,9 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--rank-table", type=Path, metavar="FILE", help="a rank table; FILE-1.json, ... for more replicas")
     out.add_argument("--rank-table-version", choices=("1.0", "1.2", "2.0"), help="default: the cluster's own")
     out.add_argument("--inventory", type=Path, metavar="FILE", help="addresses of the machines, for the rank table")
+    out.add_argument(
+        "--calibrate", type=Path, metavar="FILE", help="measure this machine; write TOPOLOGY with the results to FILE"
+    )
     out.add_argument("--table", type=Path, metavar="FILE", help="only rewrite the table of plans in a Markdown file")
     return parser
 
@@ -60,6 +64,9 @@ def run(given: dict[str, object]) -> int:
     """Plan, write what was asked for, print. Returns the exit status."""
     if isinstance(table := given.get("table"), Path):
         update(table)
+        return 0
+    if isinstance(out := given.get("calibrate"), Path) and "topology" in given:
+        _calibrate(str(given["topology"]), out)
         return 0
     if "preset" not in given:
         clusters, pairs = ", ".join(catalogue.names("topology")), ", ".join(catalogue.names("models"))
@@ -73,6 +80,18 @@ def run(given: dict[str, object]) -> int:
         _write_rank_tables(file, plan, topology, given)
     print(json.dumps(plan.to_dict(), indent=2) if "json" in given else explain.text(plan, Machine.of(topology)))
     return 0
+
+
+def _calibrate(name: str, out: Path) -> None:
+    """Measure, write, and say what was found."""
+    from ssd_ascend.probe.calibrate import measure  # torch, which planning does without
+
+    topology, path = catalogue.find_topology(name), catalogue.topology_path(name)
+    written = write_calibrated(path, out, measure(topology))
+    assert written.calibrated is not None
+    print(f"{out}: {written.name}, measured on {written.calibrated.machine}")
+    for key, figure in figures_of(written.calibrated).items():
+        print(f"  {key:<24} {figure.value:g}  ({figure.note})")
 
 
 def _write_rank_tables(file: Path, plan: Plan, topology: Topology, given: dict[str, object]) -> None:

@@ -46,7 +46,7 @@ DEVICE_WORDS_HOME = ("backends.registry", "backends.cuda", "backends.npu")
 # Who may look a backend up by name; everyone else is handed one.
 BACKEND_LOOKUP = (
     *("engine.builder", "doctor", "speculation.worker_link", "train"),
-    *("parity.recording", "probe.report", "probe.links"),
+    *("parity.recording", "probe.report", "probe.links", "probe.calibrate"),
 )
 
 MAX_LINES = 400

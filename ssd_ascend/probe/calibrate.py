@@ -1,0 +1,171 @@
+"""What the planner wants to know of this machine: how fast weights stream, products run, messages and sums go.
+
+`python -m ssd_ascend.plan TOPOLOGY --calibrate FILE` calls `measure`. Two devices are needed for what is between them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+
+from ssd_ascend.backends.base import Backend
+from ssd_ascend.backends.registry import load_backend
+from ssd_ascend.config.topology import Topology
+from ssd_ascend.distributed.collectives import join_group
+from ssd_ascend.distributed.launch import Meeting, Place, call, lead
+from ssd_ascend.errors import ConfigError, TransportError
+from ssd_ascend.planner.calibration import Measured
+from ssd_ascend.probe.rates import timed
+from ssd_ascend.speculation import worker_process
+from ssd_ascend.transport.base import Transport
+from ssd_ascend.transport.link import make_link
+from ssd_ascend.transport.messages import Request
+
+_HOST_BYTES: Final = 128 << 20
+_DEVICE_BYTES: Final = 2 << 30
+"""Several times what a cache holds."""
+_MATRICES: Final = 4
+_ROWS: Final = 512
+_MESSAGES, _SUMS, _SUM_BYTES, _LARGE_BYTES = 200, 50, 16 << 10, 32 << 20
+_START_S: Final = 120.0
+
+
+def measure(topology: Topology) -> Measured:
+    """Measure this machine for a topology whose devices it has."""
+    backend = load_backend("cpu" if topology.device.shares_host else None)
+    device = backend.device(0)
+    figures, notes = {}, {}
+    with torch.inference_mode():
+        figures["memory_gbps"], notes["memory_gbps"] = _streaming(backend, device)
+        figures["tflops"], notes["tflops"] = _products(backend, device)
+    figures["message_us"] = _message_us()
+    notes["message_us"] = "half of a round trip between two processes, packed and unpacked"
+    links: dict[str, dict[str, float]] = {}
+    with contextlib.suppress(ConfigError):  # there is one device only
+        backend.device(1)
+        figures["collective_us"], gbps = _between(backend, backend.device(0))
+        notes["collective_us"] = f"one sum of {_SUM_BYTES >> 10} KB over two devices"
+        links[next(iter(topology.levels))] = {"pair_gbps": gbps}
+        notes["pair_gbps"] = f"broadcasts of {_LARGE_BYTES >> 20} MB"
+    return Measured(
+        machine=backend.describe(device), date=time.strftime("%Y-%m-%d"), figures=figures, links=links, notes=notes
+    )
+
+
+def _streaming(backend: Backend, device: torch.device) -> tuple[float, str]:
+    """GB/s at which a token's forward reads weights: one row through matrices larger than any cache."""
+    size = _HOST_BYTES if backend.capabilities.host_memory else _DEVICE_BYTES
+    dtype = backend.capabilities.dtypes[0]
+    side = 4096
+    rows = size // _MATRICES // dtype.itemsize // side
+    linears = [backend.ops.linear(_weight(rows, side, dtype, device), None) for _ in range(_MATRICES)]
+    x = torch.ones(1, side, dtype=_activations(backend, dtype), device=device)
+
+    def run() -> None:
+        for linear in linears:
+            linear(x)
+
+    seconds = timed(backend, device, run)
+    return size / seconds / 1e9, f"{size >> 20} MB of {str(dtype).removeprefix('torch.')} weights at one row"
+
+
+def _products(backend: Backend, device: torch.device) -> tuple[float, str]:
+    """TFLOP/s of many rows through one matrix."""
+    dtype = backend.capabilities.dtypes[0]
+    side = 1024 if backend.capabilities.host_memory else 8192
+    rows = _ROWS // 4 if backend.capabilities.host_memory else 16 * _ROWS
+    linear = backend.ops.linear(_weight(side, side, dtype, device), None)
+    x = torch.ones(rows, side, dtype=_activations(backend, dtype), device=device)
+    seconds = timed(backend, device, lambda: linear(x))
+    return 2.0 * rows * side * side / seconds / 1e12, f"{rows} rows through {side} x {side}"
+
+
+def _weight(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.randn(rows, columns, device=device).mul_(columns**-0.5).to(dtype)
+
+
+def _activations(backend: Backend, dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if backend.capabilities.wide_activations else dtype
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def _message_us() -> float:
+    """Microseconds of one message of a greedy round, one way, to a process of its own."""
+    with contextlib.closing(make_link()) as link:
+        child = worker_process.start(f"{__name__}:echo", {}, link)
+        try:
+            line = link.accept(_START_S)
+            assert line is not None, "a socket pair is there at once"
+            with contextlib.closing(line):
+                return _round_trip_s(line) / 2.0 * 1e6
+        finally:
+            child.kill()
+            child.wait()
+
+
+def _round_trip_s(line: Transport) -> float:
+    taken = []
+    for number in range(_MESSAGES):
+        began = time.perf_counter()
+        line.send(Request(number=number))
+        if line.recv(_START_S) is None:
+            raise TransportError(f"the other process said nothing for {_START_S:g} s")
+        taken.append(time.perf_counter() - began)
+    return sorted(taken)[_MESSAGES // 2]
+
+
+def echo(line: Transport, config: Mapping[str, Any]) -> None:
+    """The other process: what comes goes back, until the line ends."""
+    while (message := line.recv(None)) is not None:
+        line.send(message)
+
+
+# -- sums --------------------------------------------------------------------------------------------------------------
+
+
+def _between(backend: Backend, device: torch.device) -> tuple[float, float]:
+    """(microseconds of a small sum, GB/s of a large broadcast) between two devices."""
+    config = {"device": backend.name}
+    ranks = lead(backend.collective, device, 2, entry=f"{__name__}:second", config=config, place=None)
+    try:
+        return _exchange(backend, device, ranks.collectives)
+    finally:
+        ranks.close()
+
+
+def _exchange(backend: Backend, device: torch.device, group: Any) -> tuple[float, float]:
+    small = torch.zeros(_SUM_BYTES // 4, device=device)
+    large = torch.zeros(_LARGE_BYTES // 4, device=device)
+    small_s = _repeated(backend, device, lambda: group.all_reduce(small), _SUMS)
+    large_s = _repeated(backend, device, lambda: group.broadcast(large), 5)
+    return small_s * 1e6, _LARGE_BYTES / large_s / 1e9
+
+
+def _repeated(backend: Backend, device: torch.device, run: Callable[[], object], count: int) -> float:
+    """Seconds of one of `count` in a row: how a model's layers call them."""
+    run()
+    backend.synchronize(device)
+    began = time.perf_counter()
+    for _ in range(count):
+        run()
+    backend.synchronize(device)
+    return (time.perf_counter() - began) / count
+
+
+def second(spec: Mapping[str, Any]) -> None:
+    """The second of two ranks: does what the first does, and leaves with it."""
+    place = Place(*spec["place"])
+    store, line = call(place, Meeting(*spec["meeting"]))
+    with contextlib.closing(line):
+        backend = load_backend(spec["config"]["device"])
+        device = backend.device(place.local_rank)
+        group = join_group(backend.collective, store, place.rank, place.size, device)
+        _exchange(backend, device, group)
+        line.receive()
+        group.close()
