@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from ssd_ascend.speculation.draft_worker import DraftWorker
 from ssd_ascend.speculation.fallback import FallbackPolicy
 from ssd_ascend.speculation.fan_out import make_fan_out
 from ssd_ascend.speculation.registry import DRAFTERS
+from ssd_ascend.speculation.rehearsal import rehearse
 from ssd_ascend.speculation.setup import DrafterKind, DraftSetup, TargetFacts, TargetSide
 from ssd_ascend.speculation.supervisor import WorkerSupervisor
 from ssd_ascend.speculation.worker_client import Worker, WorkerLink
@@ -146,9 +148,17 @@ def serve_worker(transport: Transport, config: Mapping[str, Any]) -> None:
         path=None if config["path"] is None else Path(config["path"]),
         width=0,
     )
-    worker, hello = build_worker(DRAFTERS.get(setup.config.drafter), setup, transport, overlaps=True)
-    transport.send(hello)
-    worker.serve()
+    drafter = build_drafter(DRAFTERS.get(setup.config.drafter), setup)
+    started = time.monotonic()
+    rehearse(
+        lambda line: make_worker(drafter, setup, line, overlaps=False),
+        max_len=setup.target.max_model_len,
+        feature_width=setup.target.feature_width if drafter.wants_features else 0,
+        feature_dtype=torch.float32 if backend.capabilities.wide_activations else setup.dtype(None),
+    )
+    log.info("rehearsed in %.1f s", time.monotonic() - started)
+    transport.send(hello_of(drafter, setup))
+    make_worker(drafter, setup, transport, overlaps=True).serve()
 
 
 def _to_json(setup: DraftSetup) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import pytest
 from ssd_ascend.errors import ConfigError, TransportError
 from ssd_ascend.speculation.supervisor import RestartPolicy, WorkerState, WorkerSupervisor, introduced
 from ssd_ascend.speculation.worker_client import Worker
-from ssd_ascend.transport.messages import Hello, Shutdown
+from ssd_ascend.transport.messages import PROTOCOL_VERSION, Hello, Shutdown
 from tests.engine import workers
 from tests.unit.plain_messages import answer, request, same
 
@@ -138,7 +138,7 @@ def test_pauses_double_up_to_a_limit() -> None:
 def test_a_worker_begins_with_a_hello_of_our_version() -> None:
     ours = workers.hello(5)
     assert introduced(ours) is ours
-    with pytest.raises(TransportError, match="speaks version 77, we speak 1"):
+    with pytest.raises(TransportError, match=f"speaks version 77, we speak {PROTOCOL_VERSION}"):
         introduced(dataclasses.replace(ours, version=77))
     with pytest.raises(TransportError, match="began with Shutdown"):
         introduced(Shutdown())
