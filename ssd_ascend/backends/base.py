@@ -157,6 +157,15 @@ class AttentionBackend(Protocol):
 
 
 @runtime_checkable
+class StepwiseAttention(Protocol):
+    """Attention with host lengths whose graphs may nevertheless hold several steps, each with lengths of its own."""
+
+    def replan_step(self, meta: AttentionMetadata, bucket: int, step: int) -> None:
+        """`AttentionBackend.replan` for the step-th forward (from 0) of the graph that replays next."""
+        ...
+
+
+@runtime_checkable
 class RotatingAttention(Protocol):
     """Attention that also applies the rotation, where a device does both (and the cache write) in one launch."""
 

@@ -59,6 +59,17 @@ def captured(fn: Callable[[], None]) -> None:
         fn()
 
 
+def many_graphs(number: int) -> None:
+    """Graphs of one node each, all alive at once."""
+    buffer, stream, pool = torch.zeros(1, device=DEVICE), torch.npu.Stream(), torch.npu.graph_pool_handle()
+    kept = [torch.npu.NPUGraph() for _ in range(number)]
+    with torch.npu.stream(stream):
+        for graph in kept:
+            graph.capture_begin(pool=pool)
+            buffer.add_(1)
+            graph.capture_end()
+
+
 def on(size: int = 4) -> torch.Tensor:
     return torch.ones(size, device=DEVICE)
 
@@ -69,6 +80,8 @@ CALLS: dict[str, Callable[[], Any]] = {
     "a synchronisation in a capture": lambda: captured(lambda: torch.npu.current_stream().synchronize()),
     "a pageable copy in a capture": lambda: captured(lambda: on().copy_(torch.zeros(4), non_blocking=True)),
     "reading a value in a capture": lambda: captured(lambda: print(on().sum().item())),
+    "random numbers in a capture": lambda: captured(lambda: on().uniform_()),
+    "more graphs than streams": lambda: many_graphs(2000),
     "attention in float32": lambda: attention(dtype=torch.float32),
     "a block size of 64": lambda: attention(block=64),
     "a head width of 24": lambda: attention(width=24),

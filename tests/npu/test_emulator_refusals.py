@@ -43,6 +43,8 @@ REASONS = {
     "a pageable copy in a capture": "107041",
     "reading a value in a capture": "107041",
     "a product of whole numbers": "507015",
+    "random numbers in a capture": "107041",
+    "more graphs than streams": "207008",
 }
 
 

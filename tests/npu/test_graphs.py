@@ -14,6 +14,8 @@ from ssd_ascend.distributed.collectives import SingleRank
 from ssd_ascend.runtime.inputs import Row, build_batch
 from ssd_ascend.runtime.load import CacheSize, load_runner
 from ssd_ascend.runtime.model_runner import ModelRunner
+from ssd_ascend.speculation.drafters.captured_chain import CapturedChains, Rolled
+from ssd_ascend.speculation.drafters.feed import Feed
 from ssd_ascend.speculation.registry import DRAFTERS, SPECULATORS
 from tests.engine.harness import greedy, prompts_of, run, speculation, write_pair
 
@@ -129,3 +131,27 @@ def test_greedy_tokens_with_graphs_are_those_without(pair: Path, speculator: str
     assert emulator.count("graph") - replays > 10
     other = run(pair, PROMPTS, greedy(), speculation(pair, speculator, drafter), graphs=True, **ON_NPU)
     assert eager.tokens == plain.tokens == other.tokens
+
+
+@pytest.mark.parametrize("drafter", ["model", "eagle3"])
+def test_a_chain_of_drafts_is_one_graph(pair: Path, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its steps, each with lengths of its own: the drafts of the steps one by one, for one launch a chain."""
+    replays: list[int] = []
+    own = CapturedChains.run
+
+    def counted(self: CapturedChains, feeds: list[Feed]) -> Rolled | None:
+        before = emulator.count("graph")
+        rolled = own(self, feeds)
+        replays.append(emulator.count("graph") - before if rolled is not None else -1)
+        return rolled
+
+    monkeypatch.setattr(CapturedChains, "run", counted)
+    config = speculation(pair, "sd", drafter, lookahead=LOOKAHEAD)
+    stepwise = run(pair, PROMPTS, greedy(30), config, graphs=False, **ON_NPU)
+    assert replays == []
+    chained = run(pair, PROMPTS, greedy(30), config, graphs=True, **ON_NPU)
+    assert replays.count(1) > 5
+    assert set(replays) <= {1, -1}
+    assert chained.tokens == stepwise.tokens
+    assert chained.stats.speculation.accepted_per_position == stepwise.stats.speculation.accepted_per_position
+    assert chained.stats.speculation.accepted > 0

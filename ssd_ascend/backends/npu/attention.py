@@ -48,35 +48,47 @@ class NpuAttention:
         self._angles: tuple[torch.Tensor, torch.Tensor] | None = None
         self._table: torch.Tensor | None = None
         self._workspace: torch.Tensor | None = None
-        self._replayed = Lengths([], [])
+        self._recording, self._step = 0, 0
+        self._replayed: dict[int, Lengths] = {}
 
     def kv_shape(self, num_blocks: int) -> tuple[int, ...]:
         """(2, num_blocks, block_size, Hkv, D)."""
         return (2, num_blocks, self.spec.block_size, self.spec.num_kv_heads, self.spec.head_dim)
 
     def plan(self, meta: AttentionMetadata) -> None:
-        """Turn the host lengths into the operator's lists; what the last step gathered is stale."""
-        self._lengths = Lengths(list(accumulate(meta.query_lens_host)), list(meta.kv_lens_host))
+        """Turn the host lengths into the operator's lists; what the last step gathered is stale.
+
+        A captured batch may say the most of every row, which is more than all its tokens: then the last rows get less.
+        """
+        tokens = meta.slot_mapping.shape[0]
+        ends = [min(end, tokens) for end in accumulate(meta.query_lens_host)]
+        self._lengths = Lengths(ends, list(meta.kv_lens_host))
         self._table = meta.block_table.contiguous()
         self._angles = None
         self._workspace = None
         if self._recorder.is_recording:  # one more row, to which `replan` gives the padding that no idle row owns
             self._table = torch.nn.functional.pad(self._table, (0, 0, 0, 1))
-            self._lengths = Lengths([*self._lengths.query_ends, self._lengths.query_ends[-1]], [*meta.kv_lens_host, 1])
+            self._lengths = Lengths([*ends, tokens], [*meta.kv_lens_host, 1])
+            self._step = self._step + 1 if self._recording == self._recorder.number else 0
+            self._recording = self._recorder.number
 
     def replan(self, meta: AttentionMetadata, bucket: int) -> None:
-        """Note the lengths of the step whose graph replays next: the operator wants every token to be some row's.
+        """Note the lengths of the step whose graph replays next."""
+        self.replan_step(meta, bucket, 0)
 
-        Idle rows own as many tokens as a full one, the last row the rest; both see block 0, and nobody sees them.
+    def replan_step(self, meta: AttentionMetadata, bucket: int, step: int) -> None:
+        """Note the lengths of one of its steps: the operator wants every token to be some row's.
+
+        Idle rows share the tokens that are left, the last row has the rest; all see block 0, and nobody sees them.
         """
         ends = list(accumulate(meta.query_lens_host))
-        rows, used = meta.block_table.shape[0], ends[-1]
-        idle, per_row = rows - len(ends), bucket // rows
-        spare = bucket - used - idle * per_row
-        longest = meta.block_table.shape[1] * BLOCK_SIZE
-        self._replayed = Lengths(
-            [*ends, *range(used + per_row, used + idle * per_row + 1, per_row), bucket],
-            [*meta.kv_lens_host, *[per_row] * idle, min(max(spare, 1), longest)],
+        used, longest = ends[-1], meta.block_table.shape[1] * BLOCK_SIZE
+        idle, left = meta.block_table.shape[0] - len(ends), bucket - used
+        share = left // idle if idle else 0
+        spare = left - idle * share
+        self._replayed[step] = Lengths(
+            [*ends, *(used + share * (i + 1) for i in range(idle)), bucket],
+            [*meta.kv_lens_host, *[min(max(share, 1), longest)] * idle, min(max(spare, 1), longest)],
         )
 
     def forward(
@@ -157,8 +169,9 @@ class NpuAttention:
         options_again = {
             name: weak(value) if isinstance(value, torch.Tensor) else value for name, value in operator_out.items()
         } | {"out": [weak(out), weak(lse)]}
+        step = self._step
         self._recorder.record(
             launch=lambda: operator.out(*tensors, **operator_out, **lists),
-            reissue=lambda: operator.out(*again, **options_again, **self._lists(self._replayed)),
+            reissue=lambda: operator.out(*again, **options_again, **self._lists(self._replayed[step])),
         )
         return out

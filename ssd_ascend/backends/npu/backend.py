@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import distributed
 
 from ssd_ascend import env
 from ssd_ascend.backends.base import AttentionBackend, AttentionSpec, Capabilities, Finding, GraphCapture, Memory, Ops
@@ -86,7 +87,11 @@ class NpuBackend:
 
         if device not in self._update_streams:
             self._update_streams[device] = self._npu.Stream(device)
-        return NpuGraphs(device, self._recorder, self._update_streams[device], self._soc.max_graphs)
+        limits = [self._soc.max_graphs]
+        if distributed.is_initialized() and distributed.get_world_size() > 1:
+            limits.append(self._soc.max_collective_graphs)
+        known = [limit for limit in limits if limit is not None]
+        return NpuGraphs(device, self._recorder, self._update_streams[device], min(known, default=None))
 
     def stream(self) -> AbstractContextManager[Any]:
         """A stream of its own for the work queued inside."""

@@ -47,6 +47,8 @@ class Recorder:
 
     def __init__(self) -> None:
         self._updates: list[_Update] | None = None
+        self.number = 0
+        """Of the capture under way, or of the last one."""
 
     @property
     def is_recording(self) -> bool:
@@ -69,6 +71,7 @@ class Recorder:
         """The calls captured inside."""
         updates: list[_Update] = []
         self._updates = updates
+        self.number += 1
         try:
             yield updates
         finally:
@@ -112,7 +115,7 @@ class NpuGraphs:
     def capture(self, fn: Callable[[], None]) -> NpuGraph:
         """Run `fn` once (first shapes build their tiling, lazy state settles), then record it."""
         if self._left == 0:
-            raise RuntimeError("this chip keeps no more captured graphs")
+            raise RuntimeError("this chip keeps no more captured graphs; a larger one may serve")
         self._stream.wait_stream(torch_npu.npu.current_stream(self._device))
         with torch_npu.npu.stream(self._stream):
             fn()

@@ -16,13 +16,15 @@ class Soc:
     """One generation.
 
     versions: the numbers the driver reports. refusal: why we do not run on it, or None. max_graphs: captured graphs
-    a process should keep, None where streams alone bound them. max_streams: of one device.
+    a process should keep, None where streams alone bound them. max_collective_graphs: the same for graphs that hold
+    collectives, which are expanded on the AI CPU there unless told otherwise. max_streams: of one device.
     """
 
     name: str
     versions: range
     refusal: str | None = None
     max_graphs: int | None = None
+    max_collective_graphs: int | None = None
     max_streams: int = 1984
 
 
@@ -34,8 +36,8 @@ SOCS: tuple[Soc, ...] = (
         max_streams=1024,
     ),
     Soc("Atlas A2 (910B)", range(220, 226)),
-    Soc("Atlas A3 (910C)", range(250, 256)),
-    Soc("Atlas A5 (950)", range(260, 280), max_graphs=4),
+    Soc("Atlas A3 (910C)", range(250, 256), max_collective_graphs=6),
+    Soc("Atlas A5 (950)", range(260, 280), max_graphs=4, max_collective_graphs=6),
 )
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from ssd_ascend.backends.base import GraphCapture
+from ssd_ascend.backends.base import GraphCapture, StepwiseAttention
 from ssd_ascend.log import get_logger
 from ssd_ascend.runtime.graphs import brief
 from ssd_ascend.runtime.model_runner import ModelRunner, chooser
@@ -55,7 +55,8 @@ def capture(
         features=features,
     )
     graphs = backend.graphs(setup.device)
-    if graphs is None or not (backend.capabilities.padded_graphs and backend.capabilities.device_lengths):
+    lengths = backend.capabilities.device_lengths or isinstance(runner.attention, StepwiseAttention)
+    if graphs is None or not (backend.capabilities.padded_graphs and lengths):
         return NOTHING
     vocab = facts.vocab_size if to_target is None else int(to_target.shape[0])
     parts = DraftParts(runner, table, chooser(backend), to_target, setup.max_positions, vocab)

@@ -1,7 +1,7 @@
 """A chain as one captured graph: catch up, take the arg-max, feed it, K times; the host sends numbers once.
 
-For greedy rows on devices whose attention reads lengths from device memory. Elsewhere, and for all other rows, every
-step replays by itself (`ModelRunner.graphs`). Used by `paged.py`.
+For greedy rows on devices whose attention reads lengths from device memory, or takes them anew for each step of a
+graph. Elsewhere, and for all other rows, every step replays by itself (`ModelRunner.graphs`). Used by `paged.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from ssd_ascend.backends.base import Graph, GraphCapture
+from ssd_ascend.backends.base import Graph, GraphCapture, StepwiseAttention
+from ssd_ascend.core.attention import AttentionMetadata
 from ssd_ascend.core.batch import Mode, ModelOutput
 from ssd_ascend.log import get_logger
 from ssd_ascend.runtime.graphs import brief
@@ -79,9 +80,30 @@ class _Chain:
         assert self._graph is not None
         write_ahead(self.feed.fill(feeds), len(feeds), self._parts.runner.block_size)
         self.feed.pack.send()
+        self._replan(feeds)
         self._graph.replay()
         tokens, hidden = self._out[0]
         return Rolled(tokens[: len(feeds)], None if hidden is None else hidden[: len(feeds)])
+
+    def _replan(self, feeds: Rows[Feed]) -> None:
+        """Where lengths are the host's: those of the catch-up, then one token more for each step."""
+        attention = self._parts.runner.attention
+        if not isinstance(attention, StepwiseAttention):
+            return
+        device, count = self.feed.pack.device, len(feeds)
+        ends = [feed.row.start + len(feed.row.tokens) for feed in feeds]
+        table = device["table"]
+        first = AttentionMetadata(
+            [len(feed.row.tokens) for feed in feeds], ends, device["query_start"], device["kv_lens"], table,
+            device["slots"],
+        )  # fmt: skip
+        attention.replan_step(first, self.feed.size.tokens, 0)
+        for step in range(self._lookahead - 1):
+            ahead = AttentionMetadata(
+                [1] * count, [end + step + 1 for end in ends], device["ahead_start"], device["ahead_kv_lens"][step],
+                table, device["ahead_slots"][step],
+            )  # fmt: skip
+            attention.replan_step(ahead, self.feed.size.rows, step + 1)
 
 
 class CapturedChains:

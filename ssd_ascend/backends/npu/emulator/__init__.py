@@ -4,6 +4,6 @@
 It is strict: what hardware documents as an error is one here, and what is not emulated says so by name.
 """
 
-from ssd_ascend.backends.npu.emulator.loader import count, is_loaded, load
+from ssd_ascend.backends.npu.emulator.loader import count, counts, is_loaded, load
 
-__all__ = ["count", "is_loaded", "load"]
+__all__ = ["count", "counts", "is_loaded", "load"]

@@ -38,6 +38,17 @@ def count(name: str) -> int:
     return int(function(name.encode()))
 
 
+def counts() -> dict[str, int]:
+    """All that `count` can tell."""
+    function = _open()[0].npuEmulatorCounts
+    function.restype = ctypes.c_int64
+    room = 1 << 20
+    text = ctypes.create_string_buffer(room)
+    written = function(text, ctypes.c_int64(room))
+    lines = text.raw[:written].decode().splitlines()
+    return {name: int(number) for name, _, number in (line.partition("\t") for line in lines)}
+
+
 @cache
 def _open() -> tuple[ctypes.CDLL, ...]:
     torch_folder, torch_npu_folder = (_folder_of(package) for package in ("torch", "torch_npu"))

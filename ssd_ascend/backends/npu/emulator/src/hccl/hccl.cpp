@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
@@ -233,10 +234,19 @@ HcclResult HcclGetRankId(HcclComm handle, uint32_t* rank) {
   return HCCL_SUCCESS;
 }
 
+// Expanded on the vector cores, HCCL has no point-to-point messages.
+static bool has_messages() {
+  const char* mode = std::getenv("HCCL_OP_EXPANSION_MODE");
+  if (!mode || std::string(mode) != "AIV") return true;
+  npu::refuse_operator(107000, "HCCL_OP_EXPANSION_MODE=AIV has no send and receive");
+  return false;
+}
 HcclResult HcclSend(void* data, uint64_t count, HcclDataType type, uint32_t peer, HcclComm comm, aclrtStream stream) {
+  if (!has_messages()) return HCCL_E_NOT_SUPPORT;
   return transfer("HcclSend", comm, {true, peer, static_cast<char*>(data), count * width_of(type)}, stream);
 }
 HcclResult HcclRecv(void* data, uint64_t count, HcclDataType type, uint32_t peer, HcclComm comm, aclrtStream stream) {
+  if (!has_messages()) return HCCL_E_NOT_SUPPORT;
   return transfer("HcclRecv", comm, {false, peer, static_cast<char*>(data), count * width_of(type)}, stream);
 }
 HcclResult HcclGroupStart() {

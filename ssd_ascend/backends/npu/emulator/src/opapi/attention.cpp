@@ -109,7 +109,7 @@ Kernel FusedInferAttentionScoreV3_op(
 
 }  // namespace
 
-ACLNN_EXPORT(FusedInferAttentionScoreV3)
+ACLNN_EXPORT_WITH(FusedInferAttentionScoreV3, 4096)
 
 namespace {
 // The largest workspace over all lengths: asked for before a capture, so that replays with other lengths fit.
@@ -117,9 +117,7 @@ template <class Maker> struct Workspace;
 template <class... A> struct Workspace<Kernel (*)(A...)> {
   static int ask(typename Wire<A>::C... arguments, uint64_t* bytes, aclOpExecutor** executor) {
     using Plan = Entry<FusedInferAttentionScoreV3_tag, Kernel (*)(A...)>;
-    const int code = Plan::plan(arguments..., bytes, executor);
-    *bytes = 4096;
-    return code;
+    return Plan::plan(arguments..., bytes, executor);
   }
 };
 }  // namespace

@@ -1,6 +1,8 @@
 // The C objects of the operator interface, and the launch of a planned operator.
 #include "op.h"
 
+#include <cstring>
+
 #include <c10/core/InferenceMode.h>
 
 namespace op {
@@ -46,8 +48,10 @@ std::vector<at::Tensor> List::operator()() const {
   return views;
 }
 
-int launch(void*, uint64_t, aclOpExecutor* executor, aclrtStream stream) {
-  const int code = npu::submit(stream, executor->name, [kernel = std::move(executor->kernel)] {
+// The workspace is the operator's to scribble in: whoever keeps something there finds it gone.
+int launch(void* workspace, uint64_t bytes, aclOpExecutor* executor, aclrtStream stream) {
+  const int code = npu::submit(stream, executor->name, [kernel = std::move(executor->kernel), workspace, bytes] {
+    if (workspace && bytes) std::memset(workspace, 0xFF, bytes);
     kernel();
     return true;
   });

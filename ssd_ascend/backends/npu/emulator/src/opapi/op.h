@@ -116,7 +116,7 @@ int refused(const char* name, const std::string& why);
 template <class Tag, class Maker> struct Entry;
 template <class Tag, class... A> struct Entry<Tag, Kernel (*)(A...)> {
   static int plan(typename Wire<A>::C... arguments, uint64_t* workspace, aclOpExecutor** executor) {
-    *workspace = 0;
+    *workspace = Tag::workspace;
     try {
       *executor = new aclOpExecutor{Tag::name, Tag::make(Wire<A>::take(arguments)...)};
       return 0;
@@ -129,11 +129,13 @@ template <class Tag, class... A> struct Entry<Tag, Kernel (*)(A...)> {
 }  // namespace op
 
 // dlsym of an indirect function calls its resolver: so a C name can stand for a template's instance.
-#define ACLNN_EXPORT(NAME)                                                                                \
+#define ACLNN_EXPORT(NAME) ACLNN_EXPORT_WITH(NAME, 0)
+#define ACLNN_EXPORT_WITH(NAME, WORKSPACE)                                                                \
   namespace {                                                                                             \
   struct NAME##_tag {                                                                                     \
     static constexpr const char* name = "aclnn" #NAME;                                                    \
     static constexpr auto make = &NAME##_op;                                                              \
+    static constexpr uint64_t workspace = WORKSPACE;                                                      \
   };                                                                                                      \
   }                                                                                                       \
   extern "C" {                                                                                            \

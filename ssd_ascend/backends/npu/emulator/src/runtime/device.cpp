@@ -2,6 +2,7 @@
 #include "machine.h"
 
 #include <chrono>
+#include <cstring>
 #include <map>
 #include <thread>
 
@@ -84,6 +85,14 @@ void serve() {
   }
 }
 
+// Whether the device has so many streams left; needs the lock.
+bool has_streams(int device, int more) {
+  Machine& m = machine();
+  int used = m.of_graphs[device];
+  for (Stream* stream : m.streams) used += stream->device == device;
+  return used + more <= kMaxStreams;
+}
+
 Stream* make_stream(int device) {
   Machine& m = machine();
   if (!m.started) {
@@ -155,6 +164,18 @@ aclmdlRICaptureMode& thread_mode() {
   return mode;
 }
 
+bool take_streams(int device, int streams) {
+  std::lock_guard<std::mutex> held(machine().lock);
+  if (!has_streams(device, streams)) return false;
+  machine().of_graphs[device] += streams;
+  return true;
+}
+
+void give_streams(int device, int streams) {
+  std::lock_guard<std::mutex> held(machine().lock);
+  machine().of_graphs[device] -= streams;
+}
+
 void end_capture(Graph* graph) {
   std::lock_guard<std::mutex> held(machine().lock);
   for (Stream* stream : machine().streams)
@@ -183,6 +204,7 @@ aclError submit(aclrtStream handle, std::string name, Task task, double patience
     return 0;
   }
   if (stream->capture) {
+    stream->capture->collectives |= name.rfind("Hccl", 0) == 0;
     stream->capture->nodes.push_back({std::move(name), std::move(task), patience});
     return 0;
   }
@@ -228,6 +250,15 @@ EXPORT int64_t npuEmulatorCount(const char* name) {
   return found == counters().end() ? 0 : found->second;
 }
 
+// Not a part of CANN: all of them, as lines "name<tab>number". Returns the bytes that the whole text takes.
+EXPORT int64_t npuEmulatorCounts(char* text, int64_t room) {
+  std::lock_guard<std::mutex> held(message_lock());
+  std::string all;
+  for (const auto& [name, number] : counters()) all += name + "\t" + std::to_string(number) + "\n";
+  if (int64_t(all.size()) <= room) std::memcpy(text, all.data(), all.size());
+  return int64_t(all.size());
+}
+
 const char* aclGetRecentErrMsg() {
   static thread_local std::string copy;
   std::lock_guard<std::mutex> held(message_lock());
@@ -239,7 +270,7 @@ const char* aclGetRecentErrMsg() {
 aclError aclrtCreateStreamWithConfig(aclrtStream* stream, uint32_t, uint32_t) {
   Machine& m = machine();
   std::lock_guard<std::mutex> held(m.lock);
-  if (m.streams.size() >= kMaxStreams) return fail(207008, "stream resources are insufficient (EL0009)");
+  if (!has_streams(current_device(), 1)) return fail(207008, "stream resources are insufficient (EL0009)");
   *stream = make_stream(current_device());
   return 0;
 }

@@ -40,6 +40,9 @@ struct Graph {
   aclmdlRICaptureMode mode;
   std::string invalid;  // why the capture cannot succeed, once something forbidden was done during it
   uint32_t id = 0;
+  int device = 0;
+  int streams = 1;           // each that took part in the capture costs the device one
+  bool collectives = false;  // holds messages between devices
 };
 
 struct Stream {
@@ -73,6 +76,10 @@ void count(const std::string& name);
 
 // The stream behind a handle; null is the default stream of the current device.
 Stream* stream_of(aclrtStream handle);
+
+// Takes `streams` more of a device's streams for a graph; false when there are not as many left.
+bool take_streams(int device, int streams);
+void give_streams(int device, int streams);
 
 // Lets go of all streams that take part in a capture.
 void end_capture(Graph* graph);

@@ -57,7 +57,11 @@ aclError aclrtStreamWaitEvent(aclrtStream stream_handle, aclrtEvent handle) {
   {
     std::lock_guard<std::mutex> held(machine().lock);
     Graph* graph = capturing(event->capture);
-    if (graph && !stream->capture) stream->capture = graph;  // it joins the capture
+    if (graph && !stream->capture) {  // it joins the capture, and costs the graph a stream
+      stream->capture = graph;
+      ++graph->streams;
+      ++machine().of_graphs[graph->device];
+    }
     if (stream->capture) {
       if (graph == stream->capture || event->recorded == event->completed) return 0;
       return fail(107031, "a captured stream waits for an event recorded outside its graph");

@@ -1,5 +1,6 @@
 // Captured graphs (aclmdlRI): recorded nodes, replayed in order; task groups whose nodes an update replaces.
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <stdexcept>
 
@@ -8,8 +9,18 @@
 using namespace npu;
 
 namespace {
+
 uint32_t next_id = 1;
+// Collectives are expanded on the AI CPU by default, which serves so many graphs of a card (HCCL_OP_EXPANSION_MODE).
+constexpr int kGraphsWithCollectives = 6;
+int with_collectives[64] = {};
+
+bool expands_on_ai_cpu() {
+  const char* mode = std::getenv("HCCL_OP_EXPANSION_MODE");
+  return !mode || std::string(mode).rfind("AI_CPU", 0) == 0;
 }
+
+}  // namespace
 
 extern "C" {
 
@@ -17,7 +28,9 @@ aclError aclmdlRICaptureBegin(aclrtStream handle, aclmdlRICaptureMode mode) {
   if (!handle) return fail(107030, "the default stream cannot be captured");
   Stream* stream = stream_of(handle);
   if (stream->capture) return fail(107032, "the stream is being captured already");
+  if (!take_streams(stream->device, 1)) return fail(207008, "no stream is left for a graph (EL0009)");
   stream->capture = new Graph;
+  stream->capture->device = stream->device;
   stream->capture->mode = mode;
   stream->capture->id = next_id++;
   return 0;
@@ -34,6 +47,11 @@ aclError aclmdlRICaptureEnd(aclrtStream handle, aclmdlRI* out) {
     return fail(107034, "the capture ended inside a task group");
   }
   if (!graph->invalid.empty()) return fail(107041, "the capture is invalid: " + graph->invalid);
+  if (graph->collectives && expands_on_ai_cpu() && ++with_collectives[graph->device] > kGraphsWithCollectives) {
+    --with_collectives[graph->device];
+    return fail(207008, "a device serves at most " + std::to_string(kGraphsWithCollectives) +
+                            " graphs with collectives that are expanded on the AI CPU");
+  }
   *out = graph;
   return 0;
 }
@@ -74,6 +92,8 @@ aclError aclmdlRIExecuteAsync(aclmdlRI handle, aclrtStream stream) {
 aclError aclmdlRIDestroy(aclmdlRI handle) {
   auto* graph = static_cast<Graph*>(handle);
   for (TaskGroup* group : graph->groups) delete group;
+  give_streams(graph->device, graph->streams);
+  if (graph->collectives && expands_on_ai_cpu()) --with_collectives[graph->device];
   delete graph;
   return 0;
 }

@@ -16,6 +16,7 @@ struct Machine {
   std::set<Stream*> streams;
   Stream* defaults[64] = {};
   int32_t next_stream = 0;
+  int of_graphs[64] = {};  // streams that captured graphs hold, by device
   bool started = false;
   std::function<void(std::function<void()>)> wrapper = [](std::function<void()> body) { body(); };
 };

@@ -116,6 +116,7 @@ aclError aclrtPointerGetAttributes(const void* pointer, aclrtPtrAttributes* attr
 }
 
 aclError aclrtMemcpy(void* dst, size_t room, const void* src, size_t count, aclrtMemcpyKind kind) {
+  npu::count("synchronous copy");
   if (spoils_capture("synchronous copy")) return fail(107041, "aclrtMemcpy while a stream is being captured");
   if (count > room) return fail(107000, "a copy larger than its destination");
   if (aclError error = check_kind(dst, src, kind)) return error;
@@ -132,6 +133,7 @@ aclError aclrtMemcpyAsync(void* dst, size_t room, const void* src, size_t count,
     spoils_capture("copy with pageable host memory");
     return fail(107041, "a copy with pageable host memory while a stream is being captured");
   }
+  if (host && !is_pinned(host)) npu::count("pageable copy");
   return submit(stream, "copy", [=] {
     std::memcpy(dst, src, count);
     return true;
