@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -27,8 +29,12 @@ PROMPTS = prompts_of([1, 5, 17, 33, 16])
 
 
 def rank_pids(engine: Engine) -> list[int]:
-    """The processes of ranks 1, 2, ..."""
-    us = os.getpid()
+    """The processes of ranks 1, 2, ..., when the engine is in this process."""
+    return children_of(os.getpid())
+
+
+def children_of(parent: int) -> list[int]:
+    """The ranks that a process started and that still run."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -37,7 +43,7 @@ def rank_pids(engine: Engine) -> list[int]:
                 line = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if int(fields[1]) == us and fields[0] != "Z" and b"import_module" in line:
+            if int(fields[1]) == parent and fields[0] != "Z" and b"import_module" in line:
                 found.append(int(entry.name))
     return sorted(found)
 
@@ -52,11 +58,11 @@ def steps(engine: Engine, count: int) -> None:
 )
 def test_tokens_are_those_of_one_rank(pairs: dict[str, Path], family: str, size: int) -> None:
     """4 ranks share 2 key-value heads. Prompts in chunks, mixed with decoding rows."""
-    alone = run(pairs[family], PROMPTS, greedy(12), max_batched_tokens=24, max_num_seqs=4)
-    engine = make_engine(pairs[family], tensor_parallel=size, max_batched_tokens=24, max_num_seqs=4)
+    alone = run(pairs[family], PROMPTS, greedy(8), max_batched_tokens=40, max_num_seqs=4)
+    engine = make_engine(pairs[family], tensor_parallel=size, max_batched_tokens=40, max_num_seqs=4)
     try:
         assert len(rank_pids(engine)) == size - 1
-        assert drive(engine, PROMPTS, greedy(12)).tokens == alone.tokens
+        assert drive(engine, PROMPTS, greedy(8)).tokens == alone.tokens
     finally:
         engine.close()
     assert rank_pids(engine) == []
@@ -133,3 +139,26 @@ def test_a_configuration_survives_json(pair: Path) -> None:
     plain = to_plain(config)
     plain["speculation"]["fan_out"] = list(plain["speculation"]["fan_out"])
     assert from_plain(plain) == config
+
+
+def test_no_rank_outlives_its_leader(pair: Path) -> None:
+    """The leader is killed without a word; the others see it, and leave."""
+    program = (
+        "import sys; from pathlib import Path; from tests.engine.harness import make_engine\n"
+        "engine = make_engine(Path(sys.argv[1]), tensor_parallel=2)\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.read()"
+    )
+    leader = subprocess.Popen(
+        [sys.executable, "-c", program, str(pair)],
+        cwd=Path(__file__).parents[2], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert leader.stdout is not None
+    assert leader.stdout.readline() == "ready\n"
+    (rank,) = children_of(leader.pid)
+    leader.kill()
+    leader.communicate()
+    deadline = time.monotonic() + 20.0
+    while Path(f"/proc/{rank}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{rank}").exists()
