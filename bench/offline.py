@@ -150,9 +150,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             rows += _rows(plan, contenders, samples, batch, judge=own[0])
             for engine, row in zip(own, rows[-len(contenders) :], strict=False):
                 put_floor(row, engine, samples[engine.name], rate)
-                put_launches(row, engine, plan.waves(batch)[0][:batch], plan.sampling)
                 timelines[f"{engine.name}, batch {batch}"] = rounds(samples[engine.name])
             texts = samples[own[0].name][0].outputs
+        _count_launches(plan, own, rows)
     if getattr(args, "example", False):
         _print_answers(plan, own[0].config.model, texts)
     return report.result(
@@ -161,6 +161,15 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         temperature=plan.sampling.temperature, continuous=plan.continuous, timelines=timelines,
         copy_bytes_per_s=round(rate),
     )  # fmt: skip
+
+
+def _count_launches(plan: Plan, own: Sequence[OwnEngine], rows: Sequence[Row]) -> None:
+    """When all times are taken: a profiler may slow down what comes after it."""
+    engines = {engine.name: engine for engine in own}
+    for row in rows:
+        if (engine := engines.get(str(row["mode"]))) is not None:
+            batch = int(row["batch"] or 1)
+            put_launches(row, engine, plan.waves(batch)[0][:batch], plan.sampling)
 
 
 def _rivals(plan: Plan, batch: int, first: OwnEngine) -> list[Contender]:
