@@ -16,6 +16,8 @@ from ssd_ascend.log import fields, get_logger, request_id
 from ssd_ascend.serve.metrics import ServerMetrics
 
 log = get_logger(__name__)
+OUTCOME = "ssd.outcome"
+"""The key of a request's scope under which the answer's token counts are left, for the log and for traces."""
 _GIVEN_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")  # what a client may call its request: it lands in our logs
 
 
@@ -36,6 +38,7 @@ class AccessLog:
         given = dict(scope["headers"]).get(b"x-request-id", b"")
         own_id = given if _GIVEN_ID.fullmatch(given) else uuid.uuid4().hex.encode()
         token = request_id.set(own_id.decode())
+        scope[OUTCOME] = {}
         started_s, status = time.monotonic(), 0
 
         async def noting(message: Message) -> None:
@@ -58,5 +61,12 @@ class AccessLog:
         log.log(
             logging.DEBUG if scope["path"] in ("/health", "/metrics") else self._level,
             "answered %s",
-            fields(method=scope["method"], path=scope["path"], status=status, seconds=seconds, client=client),
+            fields(
+                method=scope["method"],
+                path=scope["path"],
+                status=status,
+                seconds=seconds,
+                client=client,
+                **scope[OUTCOME],
+            ),
         )

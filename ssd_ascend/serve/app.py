@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Depends, FastAPI
 from pydantic.json_schema import models_json_schema
@@ -27,6 +27,10 @@ from ssd_ascend.serve.state import ServerState
 from ssd_ascend.serve.streaming import encode_json
 from ssd_ascend.serve.strict import Strict
 from ssd_ascend.serve.tokenization import detokenize, tokenize
+from ssd_ascend.serve.traces import RequestTraces
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 Handler = Callable[[ServerState, Request], Awaitable[Response]]
 
@@ -38,8 +42,8 @@ POSTS: dict[str, tuple[Handler, type[Strict]]] = {
 }
 
 
-def create_app(state: ServerState) -> FastAPI:
-    """The application around one engine."""
+def create_app(state: ServerState, traces: TracerProvider | None = None) -> FastAPI:
+    """The application around one engine; with `traces`, every request has a span."""
     app = FastAPI(title="ssd_ascend", description="OpenAI-compatible server", redoc_url=None, docs_url=None)
     app.state.server = state
     install_error_handlers(app)
@@ -50,6 +54,8 @@ def create_app(state: ServerState) -> FastAPI:
     if state.config.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=state.config.cors_origins, **_CORS)
     known = frozenset({*POSTS, "/", "/v1/models", "/health", "/metrics"})
+    if traces is not None:
+        app.add_middleware(RequestTraces, provider=traces, is_known=lambda path: path in POSTS)
     app.add_middleware(AccessLog, metrics=state.metrics, known=known, is_loud=state.config.has_access_log)
     _describe_bodies(app)
     return app

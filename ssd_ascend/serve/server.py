@@ -28,6 +28,7 @@ from ssd_ascend.serve.admin import create_admin_app
 from ssd_ascend.serve.app import create_app
 from ssd_ascend.serve.config import ServerConfig
 from ssd_ascend.serve.state import ServerState
+from ssd_ascend.serve.traces import make_provider
 from ssd_ascend.text import Tokenizer
 
 _BACKLOG = 2048
@@ -99,7 +100,9 @@ class _Server:
         self._deaths: deque[float] = deque()
         name = serving.model_name or engine.config.served_model_name or engine.config.model
         self._state = ServerState(engine, tokenizer, name, serving)
-        self._http = [self._over(create_app(self._state))]
+        endpoint = serving.otlp_endpoint
+        self._traces = None if endpoint is None else make_provider(endpoint, model=name)
+        self._http = [self._over(create_app(self._state, self._traces))]
         if admin is not None:
             self._http.append(self._over(create_admin_app(self._state)))
         self._stop = asyncio.Event()
@@ -134,6 +137,8 @@ class _Server:
                 http.should_exit = True
             self._engine.stop_accepting()
             await asyncio.gather(self._engine.drain(self._serving.drain_s), serving)
+            if self._traces is not None:
+                await asyncio.to_thread(self._traces.shutdown)  # sends what it still holds
 
     def _on_signal(self) -> None:
         """The first one drains; whoever sends a second does not want to wait."""

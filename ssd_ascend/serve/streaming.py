@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from ssd_ascend.engine.answer_stream import AnswerStream
 from ssd_ascend.engine.outputs import Answer, AnswerDelta, AnswerStats
+from ssd_ascend.serve.access import OUTCOME
 from ssd_ascend.serve.errors import ApiError, error_response
 
 encode_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode
@@ -78,7 +79,7 @@ class AnswerResponse(Response):
             try:
                 await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
                 if answering.done():
-                    answering.result()
+                    scope.get(OUTCOME, {}).update(_summary(answering.result()))
                 else:
                     self._on_disconnect()
             finally:
@@ -86,7 +87,7 @@ class AnswerResponse(Response):
                 leaving.cancel()
                 await asyncio.gather(answering, leaving, return_exceptions=True)
 
-    async def _send_events(self, send: Send) -> None:
+    async def _send_events(self, send: Send) -> dict[int, AnswerStats]:
         headers = [*_SSE_HEADERS, *(pair for pair in self.raw_headers if pair[0] != b"content-length")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await _send_part(send, self._writer.opening())
@@ -101,10 +102,11 @@ class AnswerResponse(Response):
         except (ApiError, TimeoutError) as error:
             # no finish reason and no [DONE]: nobody may take this for a whole answer
             await _send_part(send, sse(bytes(self._as_error(error).body)), last=True)
-            return
+            return stats
         await _send_part(send, self._writer.closing(stats) + _DONE, last=True)
+        return stats
 
-    async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> dict[int, AnswerStats]:
         answers = [Answer(index) for index in range(self._num_answers)]
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -114,15 +116,30 @@ class AnswerResponse(Response):
                     _raise_failed(deltas)
         except (ApiError, TimeoutError) as error:
             await self._as_error(error)(scope, receive, send)
-            return
+            return {}
         whole = Response(self._writer.whole(answers), media_type="application/json")
         whole.raw_headers += [pair for pair in self.raw_headers if pair[0] != b"content-length"]
         await whole(scope, receive, send)
+        return {answer.index: answer.stats for answer in answers if answer.stats is not None}
 
     def _as_error(self, error: ApiError | TimeoutError) -> Response:
         if isinstance(error, ApiError):
             return error_response(error.status, str(error), code=error.code)
         return error_response(504, f"the answer took longer than {self._timeout_s:g} s", code="answer_timeout")
+
+
+def _summary(stats: dict[int, AnswerStats]) -> dict[str, float]:
+    """What the log and traces say of the answers to one request."""
+    if not stats:
+        return {}
+    answers = list(stats.values())
+    return {
+        "prompt_tokens": answers[0].prompt_tokens,
+        "completion_tokens": sum(answer.completion_tokens for answer in answers),
+        "cached_tokens": answers[0].cached_tokens,
+        "accepted_tokens": sum(answer.accepted for answer in answers),
+        "first_token_seconds": min(answer.ttft_s for answer in answers),
+    }
 
 
 def _raise_failed(deltas: Sequence[AnswerDelta]) -> None:
