@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ssd_ascend.backends.base import Backend
+from ssd_ascend.config.model import ModelConfig
 from ssd_ascend.config.training import Run, TrainingConfig
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.log import fields, get_logger
@@ -20,8 +21,8 @@ from ssd_ascend.training.conversations import Conversations, check_vocabulary, r
 from ssd_ascend.training.export import export, write_card
 from ssd_ascend.training.head import HeadShape
 from ssd_ascend.training.loss import CHUNK
-from ssd_ascend.training.prompts import Openings, turn_marks
-from ssd_ascend.training.run_folder import RunFolder, replace_text
+from ssd_ascend.training.prompts import Openings, TurnMarks, turn_marks
+from ssd_ascend.training.run_folder import RunFolder, replace_text, writing
 from ssd_ascend.training.start import first_weights
 from ssd_ascend.training.synthesis import synthesize
 from ssd_ascend.training.target import Target, load_target, readings
@@ -70,63 +71,81 @@ class Means:
 def make_head(run: Run, path: Path, out: Path, means: Means, *, command: str) -> dict[str, Any]:
     """Text, readings, training, export into `out`; goes on where an earlier call with the same `run` stopped.
 
-    Returns what `training.json` in `out` holds: the run, and the log of `trainer.train`.
+    Whatever is wrong with the input is found before `out` is touched. Returns what `training.json` in `out` holds: the
+    run, and the log of `trainer.train`.
     """
-    config = run.training
-    folder, tokenizer, model = RunFolder(out, run), Tokenizer.load(path), read_config(path)
-    size = min(_DEFAULT_VOCAB, model.vocab_size) if config.draft_vocab is None else config.draft_vocab
-    if size > model.vocab_size:
-        raise ConfigError(
-            f"draft_vocab is {size}, the target's vocabulary {model.vocab_size}", remedy="give no more than that"
-        )
-    max_length = min(run.synthesis.max_length if run.synthesis else config.batch_tokens, model.max_position_embeddings)
-    target = means.target(path, max_length)
-    text = _text(run, folder, target, tokenizer, means, max_length)
-    check_vocabulary([text], model.vocab_size)
+    config, given = run.training, _look_at(run, path)
+    folder = RunFolder(out, run)
+    target = means.target(path, given.max_length)
+    text = given.text or _written(run, folder, target, given, means)
+    check_vocabulary([text], given.model.vocab_size)
     learn, judged = split(text, config.held_out, config.seed)
-    vocabulary = choose_vocabulary(learn, size, model.vocab_size, tokenizer.eos_ids)
+    ends = given.tokenizer.eos_ids
+    vocabulary = choose_vocabulary(learn, given.draft_vocab, given.model.vocab_size, ends)
     log.info("text %s", fields(conversations=len(text), tokens=len(text.tokens), answers=int(text.answer.sum()),
-                               draft_vocab=size, covered=vocabulary.covered))  # fmt: skip
-    shape = HeadShape(model, size, target.capture_layers)
+                               draft_vocab=vocabulary.size, covered=vocabulary.covered))  # fmt: skip
+    shape = HeadShape(given.model, vocabulary.size, target.capture_layers)
     weights = first_weights(shape, target, vocabulary, start=config.start, seed=config.seed)
     with means.bar("reading") as progress:
         source = readings(target, learn, workspace=_workspace(shape, config, target), progress=progress)
         held_out = readings(target, judged, workspace=0, progress=progress) if len(judged) else None
     lesson = make_lesson(
-        target, vocabulary, max_positions=max_length + config.unroll + 8, compiled=means.compiles(target.device),
-        dtype=target.activations,
+        target, vocabulary, max_positions=given.max_length + config.unroll + 8,
+        compiled=means.compiles(target.device), dtype=target.activations,
     )  # fmt: skip
-    material = Material(learn, source, judged, held_out, tokenizer.eos_ids)
     with means.bar("training") as progress:
+        material = Material(learn, source, judged, held_out, ends)
         records = train(weights, lesson, material, config, folder=folder, progress=progress)
     dtype = target.loaded.dtype if target.loaded.dtype != torch.float32 else torch.bfloat16
     export(out, weights, shape, vocabulary, dtype=dtype)
-    result = {
-        "command": command,
-        "run": run.to_dict(),
-        "log": records,
-        **_facts(target, learn, vocabulary.covered, shape),
-    }
+    facts = _facts(target, learn, vocabulary.covered, shape)
+    result = {"command": command, "run": run.to_dict(), "log": records, **facts}
     replace_text(out / LOG, json.dumps(result, indent=1))
     write_card(out, _card(run, result, dtype))
     return result
 
 
-def _text(
-    run: Run, folder: RunFolder, target: Target, tokenizer: Tokenizer, means: Means, max_length: int
-) -> Conversations:
-    """The run's training text: kept from before, read, or written now."""
+class _Given(NamedTuple):
+    """What a run has to go by. `text` when it was given; else `openings` and `marks` to write some with."""
+
+    tokenizer: Tokenizer
+    model: ModelConfig
+    draft_vocab: int
+    max_length: int
+    text: Conversations | None
+    openings: Openings | None
+    marks: TurnMarks | None
+
+
+def _look_at(run: Run, path: Path) -> _Given:
+    """Read everything but weights."""
+    tokenizer, model, synthesis = Tokenizer.load(path), read_config(path), run.synthesis
+    size = run.training.draft_vocab or min(_DEFAULT_VOCAB, model.vocab_size)
+    if size > model.vocab_size:
+        raise ConfigError(
+            f"draft_vocab is {size}, the target's vocabulary {model.vocab_size}", remedy="give no more than that"
+        )
+    wanted = run.training.batch_tokens if synthesis is None else synthesis.max_length
+    max_length = min(wanted, model.max_position_embeddings)
     if run.data is not None:
-        return read_jsonl(Path(run.data), tokenizer, max_length=max_length)
+        text = read_jsonl(Path(run.data), tokenizer, max_length=max_length)
+        return _Given(tokenizer, model, size, max_length, text, None, None)
+    openings = Openings.load(Path(run.openings) if run.openings else None, tokenizer)
+    return _Given(tokenizer, model, size, max_length, None, openings, turn_marks(tokenizer))
+
+
+def _written(run: Run, folder: RunFolder, target: Target, given: _Given, means: Means) -> Conversations:
+    """The target's own text: kept from before, or written now."""
     if folder.text.is_file():
         return Conversations.load(folder.text)
     assert run.synthesis is not None
-    openings = Openings.load(Path(run.openings) if run.openings else None, tokenizer)
+    assert given.openings is not None
+    assert given.marks is not None
+    config = replace(run.synthesis, max_length=given.max_length)
     with means.bar("writing") as progress:
-        text = synthesize(
-            target, openings, turn_marks(tokenizer), run.synthesis, seed=run.training.seed, progress=progress
-        )
-    text.save(folder.text)
+        text = synthesize(target, given.openings, given.marks, config, seed=run.training.seed, progress=progress)
+    with writing(folder.text):
+        text.save(folder.text)
     return text
 
 

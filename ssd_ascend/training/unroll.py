@@ -11,9 +11,9 @@ from torch.nn import functional
 from ssd_ascend.config.model import ModelConfig
 from ssd_ascend.config.training import TrainingConfig
 from ssd_ascend.layers.rotary import rotary_table
-from ssd_ascend.training.attention import choose_trunk
+from ssd_ascend.training.attention import Kernels, choose_trunk
 from ssd_ascend.training.batches import Batch
-from ssd_ascend.training.head import LM_HEAD, Arithmetic, Cast, Chain, Kernels, Weights
+from ssd_ascend.training.head import LM_HEAD, Arithmetic, Cast, Chain, Weights
 from ssd_ascend.training.loss import Slope, VocabularyLoss, matmul_float32, slope
 from ssd_ascend.training.target import Read, Target, teach
 from ssd_ascend.training.vocabulary import DraftVocabulary
@@ -71,15 +71,6 @@ def make_lesson(
     config, device = layer or target.loaded.config, target.device
     moved = DraftVocabulary(vocabulary.to_target.to(device), vocabulary.to_draft.to(device), vocabulary.covered)
     arithmetic = Arithmetic(Kernels(choose_trunk(device, dtype, config.num_heads, config.head_dim)))
-    gradient: Slope = slope
-    if compiled:
-        compile_ = torch.compile
-        kernels = arithmetic.kernels
-        kernels = kernels._replace(fold=compile_(kernels.fold), unfold=compile_(kernels.unfold))
-        arithmetic = Arithmetic(
-            kernels, compile_(arithmetic.enter), compile_(arithmetic.rotate), compile_(arithmetic.leave)
-        )
-        gradient = compile_(slope)
     table = rotary_table(config.rope, config.head_dim, max_positions, device)
     return Lesson(
         target=target,
@@ -88,11 +79,17 @@ def make_lesson(
         vocabulary=moved,
         head_rows=target.lm_head[moved.to_target],
         angles=table.unflatten(1, (2, -1)),
-        arithmetic=arithmetic,
-        slope=gradient,
+        arithmetic=_compiled(arithmetic) if compiled else arithmetic,
+        slope=torch.compile(slope) if compiled else slope,
         dtype=dtype,
         normed_residual=normed_residual,
     )
+
+
+def _compiled(plain: Arithmetic) -> Arithmetic:
+    """The same, fused: between the matrix products there is nothing but small operators over large tensors."""
+    kernels = plain.kernels._replace(fold=torch.compile(plain.kernels.fold), unfold=torch.compile(plain.kernels.unfold))
+    return Arithmetic(kernels, torch.compile(plain.enter), torch.compile(plain.rotate), torch.compile(plain.leave))
 
 
 def unrolled_loss(weights: Weights, lesson: Lesson, batch: Batch, read: Read, config: TrainingConfig) -> Losses:

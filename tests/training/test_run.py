@@ -206,3 +206,4 @@ def test_what_the_door_refuses(
     }  # fmt: skip
     assert door.main([flag.format(**names) for flag in flags] + ([] if "--plot" in flags else ["--device", "cpu"])) == 2
     assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "out").exists(), "what is wrong is found before anything is written"
