@@ -10,7 +10,7 @@ import asyncio
 import os
 import secrets
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -20,10 +20,17 @@ from ssd_ascend.config.plan import Plan, Wish
 from ssd_ascend.config.topology import Topology
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.planner import make_plan
+from ssd_ascend.serve.arguments import build_parser
 from ssd_ascend.serve.fleet import Fleet, Placed, place
-from ssd_ascend.serve.roles import SECRET, Role, on_devices, roles_of, with_threads
+from ssd_ascend.serve.roles import SECRET, Flags, Role, on_devices, roles_of, with_threads
 from ssd_ascend.serve.router import Router
 from ssd_ascend.serve.routing import Replica
+
+_OURS = (
+    *("--topology", "--preset", "--replicas", "--batch", "--context", "--speculators-per-replica", "--ray"),
+    *("--host", "--port", "--tp", "--speculator", "--admin-host", "--admin-port"),
+)
+"""Flags that are for the launcher alone. An admin port cannot be had by several replicas of one host."""
 
 
 class AnyFleet(Protocol):
@@ -52,20 +59,24 @@ def plan_for(args: argparse.Namespace) -> tuple[Plan, Topology]:
     return make_plan(topology, catalogue.find_preset(args.preset), wish, preset_name=name), topology
 
 
-def engine_flags(argv: Sequence[str]) -> list[str]:
-    """The flags of the command line that are for every process, in their order: all but ours and the address."""
-    ours = {
-        *("--topology", "--preset", "--replicas", "--batch", "--context", "--speculators-per-replica", "--ray"),
-        *("--host", "--port", "--tp", "--speculator"),
-    }
+def flags_for(argv: Sequence[str]) -> Flags:
+    """What the processes get of the command line: targets all but the plan's, ours and the addresses; speculators of
+    that only what is the engine's."""
+    target = _without(argv, dict.fromkeys(_OURS, True))
+    server = {name: action.nargs != 0 for action in build_parser()._actions for name in action.option_strings}
+    return Flags(tuple(target), tuple(_without(target, server)))
+
+
+def _without(argv: Sequence[str], options: Mapping[str, bool]) -> list[str]:
+    """The words of a command line without some options; the values say which are followed by a word of theirs."""
     kept: list[str] = []
     skip = False
     for word in argv:
         name, equals, _ = word.partition("=")
         if skip:
             skip = False
-        elif name in ours:
-            skip = not equals
+        elif name in options:
+            skip = options[name] and not equals
         else:
             kept.append(word)
     return kept
@@ -75,7 +86,7 @@ def launch(args: argparse.Namespace, argv: Sequence[str], announce: Callable[[st
     """Carry the plan out until told to stop. Raises ConfigError when it cannot be."""
     plan, topology = plan_for(args)
     env.provide({SECRET: secrets.token_hex(32)})  # for the lines between our own processes
-    roles = roles_of(plan, topology, engine_flags(argv))
+    roles = roles_of(plan, topology, flags_for(argv))
     if Path(args.preset).suffix == ".toml":  # a preset of the user's own is a file to our processes, too
         roles = [_renamed(role, plan.preset, args.preset) for role in roles]
     announce(f"plan: {_summary(plan)}")

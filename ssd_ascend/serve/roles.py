@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ssd_ascend.config.plan import Plan, Replica
 from ssd_ascend.config.topology import Topology
@@ -37,13 +37,22 @@ class Role:
         return [self.module, *self.flags, "--host", host, "--port", str(port), *listed]
 
 
-def roles_of(plan: Plan, topology: Topology, flags: Sequence[str]) -> list[Role]:
-    """Every process of a plan, each replica's speculators before its target. flags: the engine's, as the user gave
-    them; what the plan decides comes after, and wins. ConfigError when the plan cannot be carried out as processes."""
+class Flags(NamedTuple):
+    """What the user gave, for each kind of process; what the plan decides comes after it, and wins."""
+
+    target: tuple[str, ...] = ()
+    speculator: tuple[str, ...] = ()
+
+
+def roles_of(plan: Plan, topology: Topology, flags: Flags) -> list[Role]:
+    """Every process of a plan, each replica's speculators before its target.
+
+    ConfigError when the plan cannot be carried out as processes.
+    """
     return [role for replica in plan.replicas for role in _roles(plan, topology, replica, flags)]
 
 
-def _roles(plan: Plan, topology: Topology, replica: Replica, flags: Sequence[str]) -> list[Role]:
+def _roles(plan: Plan, topology: Topology, replica: Replica, flags: Flags) -> list[Role]:
     machine = Machine.of(topology)
     nodes = {device // machine.node_size for device in replica.target}
     if len(nodes) > 1:
@@ -51,7 +60,7 @@ def _roles(plan: Plan, topology: Topology, replica: Replica, flags: Sequence[str
             f"{plan.topology}: the target of replica {replica.index} has ranks on {len(nodes)} nodes",
             remedy="start such a target under torchrun, one process a device; or choose --tp of at most a node",
         )
-    base = ["--model", plan.preset, *_device_flags(topology), *flags]
+    base = ["--model", plan.preset, *_device_flags(topology)]
     how = ["--speculator", plan.mode]
     if plan.mode != "none":
         how += ["--lookahead", str(plan.lookahead)]
@@ -62,7 +71,7 @@ def _roles(plan: Plan, topology: Topology, replica: Replica, flags: Sequence[str
         replica=replica.index,
         node=nodes.pop(),
         devices=tuple(device % machine.node_size for device in replica.target),
-        flags=(*base, "--tp", str(plan.tp), *how),
+        flags=(*base, *flags.target, "--tp", str(plan.tp), *how),
         env=dict(topology.launch.env),
     )
     drafting = [
@@ -73,7 +82,7 @@ def _roles(plan: Plan, topology: Topology, replica: Replica, flags: Sequence[str
             replica=replica.index,
             node=device // machine.node_size,
             devices=(device % machine.node_size,),
-            flags=(*base, *how),
+            flags=(*base, *flags.speculator, *how),
             env=dict(topology.launch.env),
         )
         for number, device in enumerate(replica.speculators)

@@ -18,7 +18,7 @@ from ssd_ascend import catalogue, plan, speculate
 from ssd_ascend.flags import add_engine_arguments, add_launch_arguments, engine_config
 from ssd_ascend.serve.arguments import parse_arguments
 from ssd_ascend.serve.launch import plan_for
-from ssd_ascend.serve.roles import roles_of
+from ssd_ascend.serve.roles import Flags, roles_of
 
 DEPLOY = Path(__file__).parents[2] / "docs" / "deploy"
 GUIDES = ("atlas-a3-server", "atlas-a3-superpod", "h100-node")
@@ -67,7 +67,7 @@ def check(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         args = parse_arguments(flags, add_engine_arguments, add_launch_arguments)
         if hasattr(args, "topology"):
             found, topology = plan_for(args)
-            assert roles_of(found, topology, [])
+            assert roles_of(found, topology, Flags())
         else:
             assert engine_config(args).speculation.speculators
     elif module == "ssd_ascend.speculate":

@@ -18,8 +18,8 @@ from ssd_ascend.config.plan import Wish
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.planner import make_plan
 from ssd_ascend.serve.fleet import Fleet, Placed, place, speculators_of
-from ssd_ascend.serve.launch import engine_flags
-from ssd_ascend.serve.roles import Role, on_devices, roles_of
+from ssd_ascend.serve.launch import flags_for
+from ssd_ascend.serve.roles import Flags, Role, on_devices, roles_of
 from ssd_ascend.serve.router import Router
 from ssd_ascend.serve.routing import Replica
 from tests.serve.live import FAKE, PATIENCE_S
@@ -123,7 +123,7 @@ def test_a_plan_becomes_processes() -> None:
     topology = catalogue.find_topology("nvidia-h200-8")
     wish = Wish(replicas=1, tp=4, speculator="ssd", speculators=2, batch=8)
     plan = make_plan(topology, catalogue.find_preset("llama-3.1-8b-eagle3"), wish, preset_name="llama-3.1-8b-eagle3")
-    roles = [on_devices(role, topology) for role in roles_of(plan, topology, ["--dtype", "bfloat16"])]
+    roles = [on_devices(role, topology) for role in roles_of(plan, topology, flags_for(["--dtype", "bfloat16"]))]
     assert [role.kind for role in roles] == ["speculator", "speculator", "target"]
     target = roles[-1]
     assert target.env["CUDA_VISIBLE_DEVICES"] == ",".join(map(str, plan.replicas[0].target))
@@ -147,19 +147,14 @@ def test_a_target_over_two_nodes_needs_torchrun() -> None:
         topology, catalogue.find_preset("llama-3.1-70b-draft-1b"), wish, preset_name="llama-3.1-70b-draft-1b"
     )
     with pytest.raises(ConfigError, match="torchrun"):
-        roles_of(plan, topology, [])
+        roles_of(plan, topology, Flags())
 
 
-def test_the_launchers_flags_are_its_own() -> None:
-    given = [
-        "--topology",
-        "laptop-cpu",
-        "--preset=p",
-        "--replicas",
-        "2",
-        "--dtype",
-        "float32",
-        "--no-graphs",
-        "--port=9",
-    ]
-    assert engine_flags(given) == ["--dtype", "float32", "--no-graphs"]
+def test_every_process_gets_the_flags_it_knows() -> None:
+    """The plan's and the launcher's go to nobody, the server's to targets only."""
+    ours = ["--topology", "laptop-cpu", "--preset=p", "--replicas", "2", "--port=9", "--admin-port", "1"]
+    server = ["--api-key", "k", "--no-page", "--max-queue=5"]
+    engine = ["--dtype", "float32", "--no-graphs"]
+    found = flags_for([*ours, *server, *engine])
+    assert found.target == (*server, *engine)
+    assert found.speculator == tuple(engine)
