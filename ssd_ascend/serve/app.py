@@ -23,6 +23,8 @@ from ssd_ascend.serve.completions import completions
 from ssd_ascend.serve.errors import ApiError, install_error_handlers
 from ssd_ascend.serve.page import page_routes
 from ssd_ascend.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from ssd_ascend.serve.responses.endpoint import responses
+from ssd_ascend.serve.responses.request import ResponsesRequest
 from ssd_ascend.serve.state import ServerState
 from ssd_ascend.serve.streaming import encode_json
 from ssd_ascend.serve.strict import Strict
@@ -37,6 +39,7 @@ Handler = Callable[[ServerState, Request], Awaitable[Response]]
 POSTS: dict[str, tuple[Handler, type[Strict]]] = {
     "/v1/chat/completions": (chat_completions, ChatRequest),
     "/v1/completions": (completions, CompletionRequest),
+    "/v1/responses": (responses, ResponsesRequest),
     "/tokenize": (tokenize, TokenizeRequest),
     "/detokenize": (detokenize, DetokenizeRequest),
 }

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from ssd_ascend.engine.outputs import Answer, AnswerDelta, AnswerStats, stats_dict
 from ssd_ascend.errors import RequestError
 from ssd_ascend.serve.chat_plan import plan_chat
+from ssd_ascend.serve.errors import renamed
 from ssd_ascend.serve.logprobs import TokenSpelling, chat_logprobs
 from ssd_ascend.serve.parts import CallArguments, CallStart, Part, Pipeline, Reasoning, Text
 from ssd_ascend.serve.protocol import ChatRequest, parse
@@ -40,7 +41,7 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
     try:
         stream = state.generate([plan.prompt], plan.sampling)
     except RequestError as error:
-        raise _renamed(error, {"prompt": "messages", "max_tokens": asked.max_tokens_name}) from error
+        raise renamed(error, {"prompt": "messages", "max_tokens": asked.max_tokens_name}) from error
     return AnswerResponse(
         stream,
         writer,
@@ -51,13 +52,7 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
     )
 
 
-def _renamed(error: RequestError, names: dict[str, str]) -> RequestError:
-    """The error with the field's name in this endpoint."""
-    param = names.get(error.param, error.param) if error.param else None
-    return RequestError(error.message, param=param, code=error.code, remedy=error.remedy)
-
-
-class _Prose(Pipeline):
+class Prose(Pipeline):
     """All of the text is the answer."""
 
     def __init__(self) -> None:
@@ -82,7 +77,7 @@ class _ChatWriter:
         self._n = num_answers
         self._device = device
         self._top = asked.top_logprobs or 0
-        self._pipelines = defaultdict[int, Pipeline](new_pipeline or _Prose)
+        self._pipelines = defaultdict[int, Pipeline](new_pipeline or Prose)
         self._sources = defaultdict[int, TokenSources](TokenSources)
         self._called: set[int] = set()
         """Answers that have made a call."""

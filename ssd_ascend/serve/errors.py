@@ -37,6 +37,12 @@ class ApiError(Exception):
         self.headers = {"WWW-Authenticate": "Bearer"} if status == 401 else dict(headers or {})
 
 
+def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """The error with the field's name in an endpoint that calls it otherwise."""
+    param = names.get(error.param, error.param) if error.param else None
+    return RequestError(error.message, param=param, code=error.code, remedy=error.remedy)
+
+
 def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
     """The JSON of an error."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")

@@ -19,7 +19,7 @@ from ssd_ascend.serve.strict import Strict
 from ssd_ascend.serve.tools.offer import Tool, ToolChoice, ToolOffer, offer_of
 
 MAX_PROMPTS = 2048
-_NOTHING: tuple[object, ...] = (None,)
+NOTHING: tuple[object, ...] = (None,)
 
 
 class StreamOptions(Strict):
@@ -42,6 +42,21 @@ class Message(Strict):
     annotations: list[Any] | None = None
     audio: None = None
     function_call: None = None
+
+
+def without_no_ops(no_ops: Mapping[str, tuple[object, ...]], data: Any) -> Any:
+    """A body without the fields that do nothing. Raises RequestError naming one that should do something."""
+    if not isinstance(data, dict):
+        return data
+    for name, accepted in no_ops.items():
+        if name in data and not any(type(data[name]) is type(value) and data[name] == value for value in accepted):
+            raise RequestError(
+                f"{name} is not supported by this server",
+                param=name,
+                code="unsupported_parameter",
+                remedy="leave it out",
+            )
+    return {name: value for name, value in data.items() if name not in no_ops}
 
 
 class _Sampled(Strict):
@@ -78,17 +93,7 @@ class _Sampled(Strict):
     @model_validator(mode="before")
     @classmethod
     def _drop_no_ops(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        for name, accepted in cls.NO_OP_ONLY.items():
-            if name in data and not any(type(data[name]) is type(value) and data[name] == value for value in accepted):
-                raise RequestError(
-                    f"{name} is not supported by this server",
-                    param=name,
-                    code="unsupported_parameter",
-                    remedy="leave it out",
-                )
-        return {name: value for name, value in data.items() if name not in cls.NO_OP_ONLY}
+        return without_no_ops(cls.NO_OP_ONLY, data)
 
     @property
     def wants_usage_chunk(self) -> bool:
@@ -145,18 +150,18 @@ class ChatRequest(_Sampled):
     """POST /v1/chat/completions."""
 
     NO_OP_ONLY: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "audio": _NOTHING,
+        "audio": NOTHING,
         "function_call": (None, "none"),
         "functions": (None, []),
         "modalities": (None, ["text"]),
-        "moderation": _NOTHING,
-        "prediction": _NOTHING,
-        "prompt_cache_options": _NOTHING,
-        "prompt_cache_retention": _NOTHING,
+        "moderation": NOTHING,
+        "prediction": NOTHING,
+        "prompt_cache_options": NOTHING,
+        "prompt_cache_retention": NOTHING,
         "service_tier": (None, "auto", "default"),
         "store": (None, False),
         "verbosity": (None, "medium"),
-        "web_search_options": _NOTHING,
+        "web_search_options": NOTHING,
     }
 
     messages: list[Message]
@@ -256,6 +261,14 @@ def parse(schema: type[RequestT], body: bytes) -> RequestT:
     """A request body as `schema`. Raises RequestError, naming the first field that is wrong."""
     try:
         return schema.model_validate_json(body)
+    except ValidationError as error:
+        raise _first_problem(schema, error) from error
+
+
+def checked(schema: type[RequestT], data: dict[str, Any]) -> RequestT:
+    """The same for values that are parsed already."""
+    try:
+        return schema.model_validate(data)
     except ValidationError as error:
         raise _first_problem(schema, error) from error
 

@@ -10,11 +10,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ssd_ascend.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from ssd_ascend.serve.responses.request import ResponsesRequest
 from ssd_ascend.serve.strict import Strict
 
 BODIES: Mapping[str, type[Strict]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -27,9 +29,12 @@ NOTES: Mapping[str, str] = {
     "grammar": "extension: a grammar in llguidance's dialect of Lark that the whole answer must follow",
     "ignore_eos": "extension: goes on past the end of sequence",
     "include_stop_str_in_output": "extension",
+    "input": "a text, or messages, function calls, their outputs, and reasoning, as they came",
+    "instructions": "goes before the input, as a system message",
     "logit_bias": "token id -> -100 to 100",
     "logprobs": "of the tokens said (chat), or that many alternatives too (completions)",
     "max_completion_tokens": "the newer name of `max_tokens`",
+    "max_output_tokens": "without it, all that fits",
     "max_tokens": "without it, all that fits",
     "messages": "text, as a string or as parts; `tool_calls`, `tool_call_id` and `reasoning_content` as they came",
     "metadata": "taken, no effect",
@@ -41,6 +46,7 @@ NOTES: Mapping[str, str] = {
     "presence_penalty": "-2 to 2",
     "prompt": "a text, texts, token ids, or lists of token ids",
     "prompt_cache_key": "taken, no effect: every prompt may find its beginning cached",
+    "reasoning": "`effort`, as `reasoning_effort` of chat",
     "reasoning_effort": "where the model's chat template knows it, or `enable_thinking` (off for none and minimal)",
     "regex": "extension: a regular expression that the whole answer matches (no look-around)",
     "repetition_penalty": "extension: over prompt and answer; 1 is none",
@@ -55,6 +61,7 @@ NOTES: Mapping[str, str] = {
     "stream": "server-sent events",
     "stream_options": "`include_usage`",
     "temperature": "0 (greedy) to 100",
+    "text": "`format`: text, json_object, or json_schema",
     "tokens": "ids",
     "tool_choice": "none, auto, required, or a function by name; the last two are enforced",
     "tools": "functions, at most 128; `strict` ones are enforced wherever the model's format marks calls",
