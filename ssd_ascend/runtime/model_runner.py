@@ -9,10 +9,14 @@ from typing import Protocol
 import torch
 
 from ssd_ascend.backends.base import AttentionBackend, Backend, ChoosingOps
-from ssd_ascend.core.batch import ForwardBatch, ModelOutput
+from ssd_ascend.core.batch import ForwardBatch, Mode, ModelOutput
 from ssd_ascend.kv.cache import KVCache
 from ssd_ascend.runtime.graphs import GraphRunner, make_buckets
+from ssd_ascend.runtime.inputs import Row, build_batch
 from ssd_ascend.runtime.sampler import top_tokens
+
+_KINDS_OF_PROMPTS = (16, 32, 64, 128, 256, 512, 600)
+"""Tokens: on either side of every size at which a kernel changes its tiles."""
 
 Chooser = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Logits [R, V] -> the arg-max of each row, int64 [R], and its value [R]; see `sampler.top_tokens`."""
@@ -51,11 +55,26 @@ class ModelRunner:
         """
         if not backend.capabilities.graphs:
             return
+        if backend.capabilities.compiles:
+            self._meet_kernels(features, max_len)
         choose = chooser(backend)
         self.graphs = GraphRunner(lambda batch: self._judged(batch, choose), self.attention, features)
         self.graphs.capture(
             backend, self.device, make_buckets(max_rows, lookahead), block_size=self.block_size, max_len=max_len
         )
+
+    @torch.inference_mode()
+    def _meet_kernels(self, features: torch.Tensor | None, max_len: int) -> None:
+        """Run prompts of every kind once, over nothing: kernels compile now, not when somebody waits for an answer."""
+        for lengths in (*([n] for n in _KINDS_OF_PROMPTS), [1, _KINDS_OF_PROMPTS[-1]]):
+            sizes = [min(n, max_len) for n in lengths]
+            rows = [Row([0] * n, 0, [0] * -(-n // self.block_size), 1) for n in sizes]
+            hidden = None if features is None else features.new_zeros(sum(sizes), features.shape[-1])
+            batch = build_batch(
+                Mode.PREFILL, rows, block_size=self.block_size, device=self.device, hidden_states=hidden
+            )
+            batch.attention.slot_mapping.fill_(-1)  # nothing is stored
+            self.run(batch)
 
     @property
     def block_size(self) -> int:

@@ -145,6 +145,14 @@ def spread(chain: Chain, rows: Rows[int], num_rows: int) -> Chain:
     return Chain(tokens, num_tokens, place(chain.law), has_law, place(chain.hidden))
 
 
+def pick(chain: Chain, rows: Rows[int]) -> Chain:
+    """The given rows of a chain, in that order."""
+    index = torch.tensor(rows, dtype=torch.int64).to(chain.tokens.device, non_blocking=True)
+    law, hidden = (None if part is None else part.index_select(0, index) for part in (chain.law, chain.hidden))
+    num_tokens, has_law = [chain.num_tokens[row] for row in rows], [chain.has_law[row] for row in rows]
+    return Chain(chain.tokens.index_select(0, index), num_tokens, law, has_law, hidden)
+
+
 class Glue(NamedTuple):
     """The drafter's view of a speculation under verification: one row per number of accepted drafts.
 

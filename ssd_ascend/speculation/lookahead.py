@@ -46,6 +46,11 @@ class LookaheadController:
         self._acceptance = 0.7
         self._started_s = 0.0
 
+    @property
+    def is_fixed(self) -> bool:
+        """True when every row gets the same, whatever was seen."""
+        return not self._may_stop
+
     def choose(self, seq_ids: Rows[int]) -> list[int]:
         """Drafts wanted per row. Starts the clock of the step."""
         self._started_s = time.perf_counter()

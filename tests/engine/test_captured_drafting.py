@@ -32,11 +32,11 @@ class _Again:
 
 
 class _Captures:
-    """A backend that claims to capture: its graphs are the functions."""
+    """A backend that claims to capture, and to work while the host goes on: its graphs are the functions."""
 
     def __init__(self, inner: Backend) -> None:
         self._inner = inner
-        self.capabilities = replace(inner.capabilities, graphs=True, padded_graphs=True)
+        self.capabilities = replace(inner.capabilities, graphs=True, padded_graphs=True, host_memory=False)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -149,3 +149,14 @@ def test_what_cannot_be_captured_goes_step_by_step(pair: Path, monkeypatch: pyte
     captured = run(pair, PROMPTS, greedy(12), config, graphs=True)
     assert captured.tokens == run(pair, PROMPTS, greedy(12), graphs=False).tokens
     assert captured.stats.speculation.hits > 0
+
+
+@pytest.mark.parametrize("drafter", ["model", "eagle3"])
+def test_chains_queued_early_follow_what_the_scheduler_does(pair: Path, used: dict[str, int], drafter: str) -> None:
+    """Sequences that end at different times, at an end-of-sequence token, or wait for blocks."""
+    sampling = [greedy(n, ignore_eos=n % 2 == 0) for n in (3, 12, 25, 40, 31)]
+    cramped = {"num_kv_blocks": 8} if DEVICE == "cpu" else {}
+    config = speculation(pair, "sd", drafter, lookahead=LOOKAHEAD)
+    captured = run(pair, PROMPTS, sampling, config, graphs=True, **cramped)
+    assert captured.tokens == run(pair, PROMPTS, sampling, graphs=False).tokens
+    assert used["chains"] > 3

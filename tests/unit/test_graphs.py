@@ -45,10 +45,10 @@ class Again:
 class Captures:
     """A CPU backend that claims to capture."""
 
-    def __init__(self, inner: Backend, failures: int = 0, *, padded: bool = True) -> None:
+    def __init__(self, inner: Backend, failures: int = 0, *, padded: bool = True, compiles: bool = False) -> None:
         self._inner, self._failures = inner, failures
         self.captured = 0
-        self.capabilities = replace(inner.capabilities, graphs=True, padded_graphs=padded)
+        self.capabilities = replace(inner.capabilities, graphs=True, padded_graphs=padded, compiles=compiles)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -186,3 +186,14 @@ def test_buckets_cover_every_number_of_rows() -> None:
     assert [bucket.tokens for bucket in buckets] == sorted((bucket.tokens for bucket in buckets), reverse=True)
     assert {bucket.per_row for bucket in buckets if bucket.mode is Mode.VERIFY} == {6}
     assert all(bucket.mode is Mode.DECODE for bucket in make_buckets(4, 0))
+
+
+def test_kernels_are_met_before_serving_and_leave_no_trace(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = runner.kv.tensor.normal_().clone()
+    sizes, own = [], runner.run
+    monkeypatch.setattr(runner, "run", lambda batch: sizes.append(batch.num_tokens) or own(batch))
+    runner.capture_graphs(Captures(load_backend("cpu"), compiles=True), max_rows=2, lookahead=0, max_len=128)  # type: ignore[arg-type]
+    assert {16, 32, 64, 128, 129} <= set(sizes)
+    torch.testing.assert_close(runner.kv.tensor, kept, rtol=0, atol=0)

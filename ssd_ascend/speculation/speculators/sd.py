@@ -1,17 +1,23 @@
-"""`sd`: classic speculative decoding. Drafts on demand, in turn with the target, on the target's device."""
+"""`sd`: classic speculative decoding. Drafts in turn with the target, on the target's device.
+
+Where the device works on while the host goes on, a chain is queued as soon as the outcomes are known: committing and
+scheduling then cost nothing. Elsewhere it is drafted when it is asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
 from dataclasses import replace
+from typing import NamedTuple
 
 from ssd_ascend import trace
 from ssd_ascend.core.plan import DecodeRow
 from ssd_ascend.core.sequence import Sequence
 from ssd_ascend.core.speculation import Source, Speculation, Verification
 from ssd_ascend.core.stats import SpeculationStats
-from ssd_ascend.speculation.base import Drafter, DraftSequence, FeatureReader, Speculator, spread
+from ssd_ascend.speculation.base import Chain, Drafter, DraftSequence, FeatureReader, Speculator, pick, spread
 from ssd_ascend.speculation.draft_sampler import widen
+from ssd_ascend.speculation.ending import surely_ends
 from ssd_ascend.speculation.lookahead import LookaheadController
 from ssd_ascend.speculation.setup import TargetSide
 
@@ -22,15 +28,36 @@ def build(side: TargetSide) -> Speculator:
     controller = LookaheadController(config.lookahead, max_lookahead=config.max_lookahead, may_stop=side.kind.is_free)
     store = None if side.features is None else side.features.features
     drafter = side.kind.build(replace(side.setup, feature_store=store))
-    return SdSpeculator(drafter, controller, side.features, target_vocab=side.setup.target.vocab_size)
+    return SdSpeculator(
+        drafter,
+        controller,
+        side.features,
+        target_vocab=side.setup.target.vocab_size,
+        early=controller.is_fixed and not side.setup.backend.capabilities.host_memory,
+    )
+
+
+class _Early(NamedTuple):
+    """A chain that was queued before anybody asked: row i is for seqs[i], of so many tokens then."""
+
+    seqs: list[DraftSequence]
+    num_tokens: list[int]
+    chain: Chain
 
 
 class SdSpeculator:
     """Asks its drafter for a chain whenever the engine asks it for drafts, as long and as often as that pays."""
 
     def __init__(
-        self, drafter: Drafter, controller: LookaheadController, features: FeatureReader | None, *, target_vocab: int
+        self,
+        drafter: Drafter,
+        controller: LookaheadController,
+        features: FeatureReader | None,
+        *,
+        target_vocab: int,
+        early: bool,
     ) -> None:
+        """`early`: draft when the outcomes are known, not when drafts are asked for."""
         self.stats = SpeculationStats()
         self.lookahead = controller.max_lookahead
         self.wants_features = drafter.wants_features
@@ -38,6 +65,8 @@ class SdSpeculator:
         self._controller = controller
         self._features = features
         self._target_vocab = target_vocab
+        self._drafts_early = early
+        self._early: _Early | None = None
         self._sequences: dict[int, DraftSequence] = {}
         self._drafted: dict[int, int] = {}
         """Drafts of the step under way, by sequence."""
@@ -50,11 +79,13 @@ class SdSpeculator:
         self._drafted = {}
         if lookahead < 1:
             return Speculation.declined(len(rows))
-        seqs = [self._follow(row.seq) for row, limit in zip(rows, limits, strict=True) if limit]
-        with trace.span("draft"):
-            chain = spread(
-                self._drafter.chain(seqs, lookahead), [i for i, limit in enumerate(limits) if limit], len(rows)
-            )
+        live = [i for i, limit in enumerate(limits) if limit]
+        seqs = [self._follow(rows[i].seq) for i in live]
+        early, self._early = self._early, None
+        found = _rows_of(early, seqs)
+        if early is not None:
+            self.stats.wasted += sum(early.chain.num_tokens) - (0 if found is None else sum(found.num_tokens))
+        chain = spread(self._chain(seqs, lookahead) if found is None else found, live, len(rows))
         num_tokens = [min(n, limit) for n, limit in zip(chain.num_tokens, limits, strict=True)]
         self.stats.wasted += sum(chain.num_tokens) - sum(num_tokens)
         self._drafted = {row.seq.id: n for row, n in zip(rows, num_tokens, strict=True)}
@@ -68,24 +99,47 @@ class SdSpeculator:
             host_tokens=chain.tokens.tolist() if constrained else None,
         )
 
-    def _follow(self, seq: Sequence) -> DraftSequence:
-        """The drafter's view of `seq`: its very token list, and the features that the drafter has not digested yet."""
+    def _chain(self, seqs: Rows[DraftSequence], lookahead: int) -> Chain:
+        with trace.span("draft"):
+            return self._drafter.chain(seqs, lookahead)
+
+    def _follow(self, seq: Sequence, new_tokens: Rows[int] = ()) -> DraftSequence:
+        """The drafter's view of `seq` with `new_tokens` after it, and where the features are that it has not digested
+        yet."""
         known = self._sequences.get(seq.id)
+        num_tokens = seq.num_tokens + len(new_tokens)
+        if known is not None and known.num_tokens > num_tokens:  # tokens it was told of early came to nothing
+            self._drafter.release(known)
+            known = None
         if known is None:
             known = self._sequences[seq.id] = DraftSequence(
-                seq.id, seq.token_ids, seq.num_prompt_tokens, seq.sampling, seq.seed, seq.stop_ids
+                seq.id, [], seq.num_prompt_tokens, seq.sampling, seq.seed, seq.stop_ids
             )
-        if self._features is not None and known.features_end < seq.num_tokens - 1:
+        known.token_ids += seq.token_ids[known.num_tokens :]
+        known.token_ids += new_tokens[known.num_tokens - seq.num_tokens :]
+        if self._features is not None and known.features_end < num_tokens - 1:
             start = known.features_start
-            known.feature_slots = self._features.slots(seq.block_table, start, seq.num_tokens - 1)
+            known.feature_slots = self._features.slots(seq.block_table, start, num_tokens - 1)
         return known
 
     def observe(self, sequences: Rows[Sequence], verification: Verification) -> None:
-        """Learn what the step cost and how far its drafts stood."""
+        """Learn what the step cost and how far its drafts stood; queue the next chain where that pays."""
         if self._drafted or sequences:
             self._controller.step_ended(len(sequences), max(self._drafted.values(), default=0))
         for outcome in verification.outcomes:
             self._controller.saw(outcome.seq_id, self._drafted.get(outcome.seq_id, 0), outcome.num_accepted)
+        if self._drafts_early:
+            self._early = self._draft_early(sequences, verification)
+
+    def _draft_early(self, sequences: Rows[Sequence], verification: Verification) -> _Early | None:
+        seqs = [
+            self._follow(seq, new_tokens)
+            for seq, new_tokens in zip(sequences, verification.new_tokens, strict=True)
+            if seq.id not in verification.faults and seq.sampling.speculation and not surely_ends(seq, new_tokens)
+        ]
+        if not seqs:
+            return None
+        return _Early(seqs, [seq.num_tokens for seq in seqs], self._chain(seqs, self.lookahead))
 
     def release(self, seq_ids: Rows[int]) -> None:
         """Give the drafter's memory of these sequences back."""
@@ -101,3 +155,14 @@ class SdSpeculator:
     def close(self) -> None:
         """Give everything back."""
         self.release(list(self._sequences))
+
+
+def _rows_of(early: _Early | None, seqs: Rows[DraftSequence]) -> Chain | None:
+    """The rows of a chain that are for `seqs`; None when some are not there, or went on since."""
+    if early is None:
+        return None
+    known = {id(seq): i for i, seq in enumerate(early.seqs) if seq.num_tokens == early.num_tokens[i]}
+    index = [known.get(id(seq), -1) for seq in seqs]
+    if -1 in index:
+        return None
+    return early.chain if index == list(range(len(early.seqs))) else pick(early.chain, index)

@@ -21,6 +21,7 @@ from ssd_ascend.core.speculation import Source, Speculation, Verification, Verif
 from ssd_ascend.core.stats import SpeculationStats
 from ssd_ascend.speculation.base import FeatureReader, Speculator
 from ssd_ascend.speculation.draft_sampler import widen
+from ssd_ascend.speculation.ending import surely_ends
 from ssd_ascend.speculation.remote_link import connect_all
 from ssd_ascend.speculation.setup import TargetSide
 from ssd_ascend.speculation.worker_client import Asked, Offer, WorkerLink
@@ -151,7 +152,7 @@ class SsdSpeculator:
         going = [
             _Going(seq, outcome, new_tokens, seq.id in self._worker.attached)
             for seq, outcome, new_tokens in zip(sequences, verification.outcomes, verification.new_tokens, strict=True)
-            if seq.id not in verification.faults and seq.sampling.speculation and not _ends(seq, new_tokens)
+            if seq.id not in verification.faults and seq.sampling.speculation and not surely_ends(seq, new_tokens)
         ]
         attaches: list[Attach] = []
         updates: list[Update] = []
@@ -183,13 +184,6 @@ class SsdSpeculator:
     def close(self) -> None:
         """End the worker."""
         self._worker.close()
-
-
-def _ends(seq: Sequence, new_tokens: Rows[int]) -> bool:
-    """True when the scheduler will surely end `seq` with these tokens; a wrong "no" costs one useless draft."""
-    if len(new_tokens) >= seq.num_remaining:
-        return True
-    return seq.num_output_tokens >= seq.sampling.min_tokens and not seq.stop_ids.isdisjoint(new_tokens)
 
 
 def _attach(one: _Going, features: torch.Tensor | None) -> Attach:
