@@ -219,6 +219,15 @@ class MeetingBackend(Protocol):
     meeting: str
 
 
+@runtime_checkable
+class WorkingAttention(Protocol):
+    """Attention that needs memory of its own for partial results."""
+
+    def workspace_bytes(self, tokens: int, max_len: int) -> int:
+        """What a step of so many tokens holds at most, when no row has more than `max_len` keys."""
+        ...
+
+
 class Graph(Protocol):
     """A captured forward."""
 

@@ -22,6 +22,7 @@ from ssd_ascend.engine.scheduler import Scheduler
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.kv.blocks import BlockManager
 from ssd_ascend.log import get_logger
+from ssd_ascend.runtime.graphs import captured_tokens
 from ssd_ascend.runtime.load import CacheSize, LoadedModel, choose_block_size, choose_dtype, load_runner
 from ssd_ascend.runtime.token_masks import TokenMasks
 from ssd_ascend.speculation.base import Speculator
@@ -110,11 +111,13 @@ def load_target(
     path = catalogue.resolve_model(config.model)
     model_config = read_config(path)
     max_model_len = _max_model_len(config, model_config)
+    lookahead = config.speculation.max_lookahead if config.speculation.enabled else 0
     size = CacheSize(
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         num_blocks=config.num_kv_blocks,
         gigabytes=config.kv_cache_gb,
+        captured=captured_tokens(backend, config.max_num_seqs, lookahead) if config.graphs else (),
     )
     loaded = load_runner(
         path,
@@ -129,7 +132,6 @@ def load_target(
     )
     # what a host records has no place for a message to another process; devices' own libraries do
     if config.graphs and (collectives.size == 1 or not backend.capabilities.host_memory):
-        lookahead = config.speculation.max_lookahead if config.speculation.enabled else 0
         loaded.runner.capture_graphs(backend, max_rows=config.max_num_seqs, lookahead=lookahead, max_len=max_model_len)
     return loaded
 

@@ -52,6 +52,12 @@ def make_buckets(max_rows: int, lookahead: int) -> list[Bucket]:
     return sorted(buckets, key=lambda bucket: -bucket.tokens)
 
 
+def captured_tokens(backend: Backend, max_rows: int, lookahead: int) -> tuple[int, ...]:
+    """Tokens of each step that `GraphRunner` would capture beforehand."""
+    able = backend.capabilities.graphs and backend.capabilities.padded_graphs
+    return tuple(bucket.tokens for bucket in make_buckets(max_rows, lookahead)) if able else ()
+
+
 class _Buffers:
     """One bucket's static inputs: numbers that a step sends in one copy, and features where the model reads them."""
 

@@ -18,7 +18,7 @@ from ssd_ascend.errors import ConfigError
 from ssd_ascend.kv.cache import KVCache
 from ssd_ascend.layers.attention import attention_spec
 from ssd_ascend.layers.context import BuildContext
-from ssd_ascend.runtime.memory import num_kv_blocks
+from ssd_ascend.runtime.memory import graph_bytes, num_kv_blocks
 from ssd_ascend.runtime.model_runner import ModelRunner
 from ssd_ascend.weights.loader import load_model, read_config
 
@@ -28,12 +28,16 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSize:
-    """How large a KV cache may be. `num_blocks` wins over `gigabytes`, which wins over what the device has free."""
+    """How large a KV cache may be. `num_blocks` wins over `gigabytes`, which wins over what the device has free.
+
+    captured: tokens of each step that will be captured; what those hold is left free.
+    """
 
     max_model_len: int
     max_num_seqs: int
     num_blocks: int | None = None
     gigabytes: float | None = None
+    captured: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,11 @@ def load_runner(
     model, config = load_model(
         path, ctx, max_positions=size.max_model_len, capture_layers=capture_layers, progress=progress
     )
-    kv = make_cache(backend, ctx, config.num_layers, block_size, size, len(capture_layers) * config.hidden_size)
+    reserved = graph_bytes(
+        size.captured, vocab_size=config.vocab_size, attention=ctx.attention, max_len=size.max_model_len
+    )
+    features = len(capture_layers) * config.hidden_size
+    kv = make_cache(backend, ctx, config.num_layers, block_size, size, features, reserved)
     return LoadedModel(ModelRunner(model, kv, ctx.attention, device), model, config, dtype)
 
 
@@ -110,8 +118,12 @@ def make_cache(
     block_size: int,
     size: CacheSize,
     feature_width: int = 0,
+    reserved: int = 0,
 ) -> KVCache:
-    """A KV cache of the size that `size` and the device's memory allow, with room for features beside it."""
+    """A KV cache of the size that `size` and the device's memory allow, with room for features beside it.
+
+    reserved: bytes that must stay free.
+    """
     numbers = num_layers * torch.Size(ctx.attention.kv_shape(1)).numel() + block_size * feature_width
     blocks = size.num_blocks or num_kv_blocks(
         block_bytes=numbers * ctx.activation_dtype.itemsize,
@@ -121,6 +133,7 @@ def make_cache(
         memory=backend.memory(ctx.device),
         host_memory=backend.capabilities.host_memory,
         wanted_gb=size.gigabytes,
+        reserved=reserved,
     )
     return KVCache(
         ctx.attention,

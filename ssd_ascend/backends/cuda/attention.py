@@ -63,6 +63,10 @@ class PagedAttention:
         """(2, num_blocks, block_size, Hkv, D)."""
         return (2, num_blocks, self.spec.block_size, self.spec.num_kv_heads, self.spec.head_dim)
 
+    def workspace_bytes(self, tokens: int, max_len: int) -> int:
+        """Weighted values, sums and maxima of every tile of keys, for every token and head."""
+        return 4 * tokens * self.spec.num_heads * triton.cdiv(max_len, self._tile) * (self.spec.head_dim + 2)
+
     def plan(self, meta: AttentionMetadata) -> None:
         """List the step's work on the device. Captured with a step, so that each replay lists its own."""
         longest = _LONGEST if meta.tree_mask is None else _UNBOUNDED
