@@ -34,10 +34,6 @@ _SEND_S = 1.0
 def open_service(config: EngineConfig, host: str, port: int) -> tuple[SpeculatorService, str]:
     """Load the drafter and listen; returns the service and its address. ConfigError in one sentence when it cannot."""
     secret = required_secret()
-    try:
-        listener = Listener(host, port, secret, send_timeout_s=_SEND_S)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error}", remedy="choose another --port") from error
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     setup, kind = _setup(config)
@@ -46,6 +42,12 @@ def open_service(config: EngineConfig, host: str, port: int) -> tuple[Speculator
     hello = dataclasses.replace(
         hello_of(drafter, setup), target=identity_of(model), max_model_len=setup.target.max_model_len
     )
+
+    # not before the drafter is there: a target that calls too early should call again, not wait
+    try:
+        listener = Listener(host, port, secret, send_timeout_s=_SEND_S)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}", remedy="choose another --port") from error
 
     def worker_for(line: SocketTransport, others_wait: Callable[[], bool]) -> DraftWorker:
         return make_worker(drafter, setup, line, overlaps=True, others_wait=others_wait)
