@@ -2,6 +2,7 @@
 #include "machine.h"
 
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <map>
 #include <thread>
@@ -42,6 +43,7 @@ bool try_first(Stream* stream, std::unique_lock<std::mutex>& held) {
     done = stream->error ? true : first.task();
   } catch (const std::exception& problem) {
     error = fail(507015, first.name + ": " + problem.what());
+    std::fprintf(stderr, "[emulated NPU] %s: %s\n", first.name.c_str(), problem.what());  // as hardware's log would
   }
   held.lock();
   stream->running = false;
