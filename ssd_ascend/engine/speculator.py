@@ -20,7 +20,7 @@ from ssd_ascend.speculation.identity import identity_of
 from ssd_ascend.speculation.remote_link import required_secret
 from ssd_ascend.speculation.service import SpeculatorService
 from ssd_ascend.speculation.setup import DrafterKind, DraftSetup
-from ssd_ascend.speculation.worker_link import build_drafter, hello_of, make_worker
+from ssd_ascend.speculation.worker_link import build_drafter, hello_of, make_worker, warm_up
 from ssd_ascend.transport.socket import SocketTransport
 from ssd_ascend.transport.tcp import Listener
 from ssd_ascend.weights.loader import read_config
@@ -38,6 +38,7 @@ def open_service(config: EngineConfig, host: str, port: int) -> tuple[Speculator
         torch.set_num_threads(config.threads)
     setup, kind = _setup(config)
     drafter = build_drafter(kind, setup)
+    warm_up(drafter, setup)
     model = read_config(setup.target.path)
     hello = dataclasses.replace(
         hello_of(drafter, setup), target=identity_of(model), max_model_len=setup.target.max_model_len

@@ -20,6 +20,7 @@ from ssd_ascend.config.speculation import SpeculationConfig
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.log import get_logger
 from ssd_ascend.speculation.base import Drafter
+from ssd_ascend.runtime.threads import settle_threads
 from ssd_ascend.speculation.branch_budget import BranchBudget
 from ssd_ascend.speculation.branch_depth import WindowDepth
 from ssd_ascend.speculation.draft_worker import DraftWorker
@@ -130,6 +131,18 @@ def hello_of(drafter: Drafter, setup: DraftSetup) -> Hello:
     )
 
 
+def warm_up(drafter: Drafter, setup: DraftSetup) -> None:
+    """Let the drafter compile and capture before anybody waits for it."""
+    started = time.monotonic()
+    rehearse(
+        lambda line: make_worker(drafter, setup, line, overlaps=False),
+        max_len=setup.target.max_model_len,
+        feature_width=setup.target.feature_width if drafter.wants_features else 0,
+        feature_dtype=torch.float32 if setup.backend.capabilities.wide_activations else setup.dtype(None),
+    )
+    log.info("rehearsed in %.1f s", time.monotonic() - started)
+
+
 # -- a process of its own ----------------------------------------------------------------------------------------------
 
 
@@ -149,14 +162,8 @@ def serve_worker(transport: Transport, config: Mapping[str, Any]) -> None:
         width=0,
     )
     drafter = build_drafter(DRAFTERS.get(setup.config.drafter), setup)
-    started = time.monotonic()
-    rehearse(
-        lambda line: make_worker(drafter, setup, line, overlaps=False),
-        max_len=setup.target.max_model_len,
-        feature_width=setup.target.feature_width if drafter.wants_features else 0,
-        feature_dtype=torch.float32 if backend.capabilities.wide_activations else setup.dtype(None),
-    )
-    log.info("rehearsed in %.1f s", time.monotonic() - started)
+    settle_threads(backend.capabilities, setup.config.draft_threads)
+    warm_up(drafter, setup)
     transport.send(hello_of(drafter, setup))
     make_worker(drafter, setup, transport, overlaps=True).serve()
 

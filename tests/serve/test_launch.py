@@ -51,18 +51,8 @@ def children(pid: int) -> list[int]:
 @pytest.mark.slow
 def test_a_plan_of_a_laptop_serves_and_heals(tmp_path: Path) -> None:
     flags = ["--topology", "laptop-cpu", "--preset", str(pair_preset(tmp_path)), "--replicas", "2"]
-    flags += [
-        "--speculator",
-        "ssd",
-        "--speculators-per-replica",
-        "1",
-        "--context",
-        "256",
-        "--max-model-len",
-        "512",
-        "--kv-cache-gb",
-        "0.05",
-    ]
+    flags += ["--speculator", "ssd", "--speculators-per-replica", "1", "--context", "256"]
+    flags += ["--max-model-len", "512", "--kv-cache-gb", "0.05"]
     with LiveServer(*flags, module="ssd_ascend.serve") as server:
         eventually_ready(server)
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=120.0)
