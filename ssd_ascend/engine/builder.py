@@ -24,6 +24,7 @@ from ssd_ascend.kv.blocks import BlockManager
 from ssd_ascend.log import get_logger
 from ssd_ascend.runtime.graphs import captured_tokens
 from ssd_ascend.runtime.load import CacheSize, LoadedModel, choose_block_size, choose_dtype, load_runner
+from ssd_ascend.runtime.threads import settle_threads
 from ssd_ascend.runtime.token_masks import TokenMasks
 from ssd_ascend.speculation.base import Speculator
 from ssd_ascend.speculation.registry import DRAFTERS, SPECULATORS
@@ -60,6 +61,7 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> E
         speculator = SPECULATORS.get(config.speculation.speculator)(side)
         engine = _assemble(config, backend, device, target, executor, speculator, side, max_model_len)
         undo.pop_all()
+    settle_threads(backend.capabilities, config.threads)
     return engine
 
 
