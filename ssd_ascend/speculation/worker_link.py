@@ -19,8 +19,8 @@ from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.config.speculation import SpeculationConfig
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.log import get_logger
-from ssd_ascend.speculation.base import Drafter
 from ssd_ascend.runtime.threads import settle_threads
+from ssd_ascend.speculation.base import Drafter
 from ssd_ascend.speculation.branch_budget import BranchBudget
 from ssd_ascend.speculation.branch_depth import WindowDepth
 from ssd_ascend.speculation.draft_worker import DraftWorker
