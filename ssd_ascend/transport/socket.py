@@ -1,7 +1,7 @@
 """A line over a connected stream socket: between two processes of one host, or (see `tcp.py`) between hosts.
 
-Frames carry their own length. Every wait has a bound, the death of the other side shows as end of file at once, and a
-peer that is stopped cannot hold a sender for longer than `send_timeout_s`.
+Frames carry their own length. Every wait has a bound, and the death of the other side shows as end of file at once. A
+sender does not wait for a busy peer; one that takes nothing for `send_timeout_s` breaks the line.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from typing import Final
 
 from ssd_ascend.errors import TransportError
+from ssd_ascend.transport.backlog import Backlog
 from ssd_ascend.transport.frame import HEADER_BYTES, MAX_MESSAGE_BYTES, total_bytes
 from ssd_ascend.transport.messages import Message
 from ssd_ascend.transport.wire import decode, encode
@@ -48,6 +49,7 @@ class SocketTransport:
         self._frame: bytearray | None = None
         self._filled = 0
         self._broken: str | None = None
+        self._backlog = Backlog(self._write_all)
 
     @classmethod
     def pair(cls) -> tuple[SocketTransport, SocketTransport]:
@@ -60,13 +62,15 @@ class SocketTransport:
         return self._socket.fileno()
 
     def send(self, message: Message) -> None:
-        """See `Transport.send`; waits at most `send_timeout_s` for a peer that does not read."""
-        frame = encode(message, limit=self._limit)
+        """See `Transport.send`; what the kernel does not take at once is written in the background, in order."""
+        data = memoryview(encode(message, limit=self._limit))
         with self._writing:
-            try:
-                self._write(memoryview(frame))
-            except OSError as error:
-                raise self._break(f"the other side is gone: {error}") from error
+            self._must_be_whole()
+            if self._backlog.is_empty:
+                data = self._write_some(data)
+            if data:
+                self._backlog.add(data)
+                self._must_be_whole()
 
     def recv(self, timeout_s: float | None) -> Message | None:
         """See `Transport.recv`. A frame that is half here when the time is up is finished by a later call."""
@@ -83,20 +87,28 @@ class SocketTransport:
     def close(self) -> None:
         """See `Transport.close`."""
         self._break("the line was closed by this side")
+        self._backlog.close()
         with self._reading, self._writing:  # both were woken by the shutdown; the number of a file is reused at once
             self._socket.close()
 
-    def _write(self, data: memoryview) -> None:
-        self._must_be_whole()
-        deadline = time.monotonic() + self._send_timeout_s
-        while data:
-            try:
+    def _write_some(self, data: memoryview) -> memoryview:
+        """Write what the kernel takes now; returns the rest."""
+        try:
+            while data:
                 data = data[self._socket.send(data) :]
-            except BlockingIOError:
-                if not _wait(self._writable, deadline):
-                    what = f"{len(data)} bytes were not taken within {self._send_timeout_s:g} s"
-                    raise self._break(f"the other side does not read: {what}") from None
-                self._must_be_whole()
+        except BlockingIOError:
+            return data
+        except OSError as error:
+            raise self._break(f"the other side is gone: {error}") from error
+        return data
+
+    def _write_all(self, data: memoryview) -> None:
+        """Write a whole frame, as fast as the other side reads."""
+        while data := self._write_some(data):
+            if not _wait(self._writable, time.monotonic() + self._send_timeout_s):
+                what = f"{len(data)} bytes were not taken within {self._send_timeout_s:g} s"
+                raise self._break(f"the other side does not read: {what}")
+            self._must_be_whole()
 
     def _read(self, deadline: float | None) -> bytearray | None:
         """The next frame; None when the time is up before it is whole."""

@@ -160,6 +160,30 @@ def test_a_side_that_does_not_read_cannot_hold_a_sender() -> None:
     right.close()
 
 
+def test_a_busy_peer_does_not_hold_a_sender_and_gets_everything_in_order() -> None:
+    left, right = SocketTransport.pair()
+    sent = [answer(1, payload_bytes=8 << 20), answer(2), answer(3, payload_bytes=1 << 20), answer(4)]
+    for message in sent:  # nobody reads: this would never end, were it not for the backlog
+        left.send(message)
+    for message in sent:
+        assert same(right.recv(LONG_S), message)
+    left.send(answer(5))
+    assert same(right.recv(LONG_S), answer(5))
+    left.close()
+    right.close()
+
+
+def test_closing_drops_what_a_busy_peer_did_not_take() -> None:
+    left, right = SocketTransport.pair()
+    left.send(answer(1, payload_bytes=8 << 20))
+    left.close()
+    with pytest.raises(TransportError):
+        right.recv(LONG_S)
+    with pytest.raises(TransportError):
+        left.send(answer(2))
+    right.close()
+
+
 def test_a_frame_may_come_in_pieces() -> None:
     left, right = socket.socketpair()
     end = SocketTransport(left)
