@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ssd_ascend import catalogue
 from ssd_ascend.config.plan import Wish
 from ssd_ascend.planner import make_plan
-from ssd_ascend.planner.cost import Forward, draft_steps, forward, side_by_side_us
+from ssd_ascend.planner.cost import Cost, Forward, Load, draft_steps, forward, side_by_side_us
 from ssd_ascend.planner.rates import Rates, rates_of
 from ssd_ascend.planner.shapes import Shape, causal_shape, draft_shape
 
@@ -72,6 +72,30 @@ H100_STEP = 1e3 / 54.7
 CPU_OTHER_ENGINE = 1e3 / 95.8  # llama.cpp, bf16, one sequence: a whole step
 
 
+# our own engine on H200s, synthetic weights, prompts of 128 tokens, answers of 96 (bench/results/h200-two-cards.json):
+# preset, ranks, lookahead (0: plain), branches, milliseconds of a round with 1, 4 and 16 sequences
+ENGINE_PLAIN = (
+    ("llama-3.1-8b-draft-1b", 1, (4.748, 5.127, 5.272)),
+    ("llama-3.1-8b-draft-1b", 2, (3.801, 3.984, 4.414)),
+    ("qwen3-32b-draft-0.6b", 1, (16.788, 17.059, 18.029)),
+    ("qwen3-32b-draft-0.6b", 2, (10.977, 11.390, 11.820)),
+)
+ENGINE_SD = (
+    ("llama-3.1-8b-draft-1b", 1, 5, (10.375, 10.692, 13.142)),
+    ("llama-3.1-8b-draft-1b", 2, 5, (9.566, 9.762, 12.126)),
+    ("llama-3.1-8b-eagle3", 1, 6, (6.344, 6.654, 8.348)),
+    ("qwen3-32b-draft-0.6b", 1, 6, (23.957, 25.047, 36.714)),
+    ("qwen3-32b-draft-0.6b", 2, 6, (17.967, 18.505, 25.246)),
+)
+# the drafter on a card of its own, steps that hit
+ENGINE_SSD = (
+    ("llama-3.1-8b-draft-1b", 5, 18, (7.559, 10.495)),
+    ("llama-3.1-8b-eagle3", 6, 21, (13.566, 35.112)),
+    ("qwen3-32b-draft-0.6b", 6, 21, (18.256, 19.254, 32.702)),
+)
+BATCHES = (1, 4, 16)
+
+
 def _pair(name: str) -> tuple[Shape, Shape]:
     preset = catalogue.find_preset(name)
     draft = draft_shape(preset)
@@ -117,6 +141,47 @@ def _one_card(rates: Rates) -> Iterator[Row]:
         yield Row(f"H200, {name}, K {lookahead}: SSD round, one card", both, measured, fitted=False)
 
 
+def engine_rows() -> Iterator[Row]:
+    """Rounds of our own engine, tensor parallelism included: all of them predictions."""
+    for preset, tp, measured in ENGINE_PLAIN:
+        for batch, ms in zip(BATCHES, measured, strict=True):
+            cost = _cost(preset, tp, batch, 1)
+            yield Row(f"{_title(preset, tp)}: plain round, batch {batch}", cost.plain().round_ms, ms, fitted=False)
+    for preset, tp, lookahead, measured in ENGINE_SD:
+        for batch, ms in zip(BATCHES, measured, strict=True):
+            cost = _cost(preset, tp, batch, lookahead)
+            assert cost.draft is not None
+            predicted = cost.in_turn(cost.draft).round_ms
+            yield Row(f"{_title(preset, tp)}, K {lookahead}: SD round, batch {batch}", predicted, ms, fitted=False)
+    for preset, lookahead, width, hits in ENGINE_SSD:
+        for batch, ms in zip(BATCHES, hits, strict=False):
+            cost = _cost(preset, 1, batch, lookahead, width)
+            assert cost.draft is not None
+            longer = max(cost.verify(lookahead + 1).total_us, cost.branching(cost.draft, batch).total_us)
+            us = longer + cost.message(cost.draft, 1, "node").us + cost.rates.round_us
+            yield Row(f"{_title(preset, 1)}, K {lookahead}: SSD hit, batch {batch}", us / 1e3, ms, fitted=False)
+
+
+def _title(preset: str, tp: int) -> str:
+    return f"our engine, {preset}, TP {tp}"
+
+
+def _cost(preset: str, tp: int, batch: int, lookahead: int, width: int = 1) -> Cost:
+    """What the planner computes with, for sequences of 192 tokens on average."""
+    found = catalogue.find_preset(preset)
+    load = Load(
+        batch=batch, context=192, lookahead=lookahead, width=width, sampled=False, acceptance=0.8, hit_rate=0.85
+    )  # fmt: skip
+    return Cost(
+        target=causal_shape(found.target.dims),
+        draft=draft_shape(found),
+        rates=rates_of(catalogue.find_topology("nvidia-h200-8"), "bfloat16"),
+        load=load,
+        tp=tp,
+        tp_level="node",
+    )
+
+
 def cpu_rows() -> Iterator[Row]:
     """Everything measured on the CPU."""
     rates = rates_of(catalogue.find_topology("laptop-cpu"), "bfloat16")
@@ -146,7 +211,7 @@ def _decode_ms(topology: str, preset: str, *, tp: int, batch: int) -> float:
 def table() -> str:
     """The comparison as a Markdown table."""
     lines = ["| what | predicted ms | measured ms | error | |", "|---|---|---|---|---|"]
-    for row in (*h200_rows(), *cpu_rows(), *published_rows()):
+    for row in (*h200_rows(), *engine_rows(), *cpu_rows(), *published_rows()):
         kind = "fitted" if row.fitted else "predicted"
         lines.append(f"| {row.what} | {row.predicted_ms:.2f} | {row.measured_ms:.2f} | {row.error:+.1%} | {kind} |")
     return "\n".join(lines)
