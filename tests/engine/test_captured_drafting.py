@@ -17,9 +17,11 @@ from ssd_ascend.backends.base import Backend
 from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.engine import builder
+from ssd_ascend.speculation.drafters import captured_forks
 from ssd_ascend.speculation.drafters.captured_chain import CapturedChains
 from ssd_ascend.speculation.drafters.captured_forks import CapturedForks
 from ssd_ascend.speculation.drafters.feed import feed_sizes
+from ssd_ascend.speculation.drafters.paged import _picks
 from tests.engine.harness import DEVICE, Run, greedy, prompts_of, run, speculation
 
 PROMPTS = prompts_of([8, 1, 17, 33, 5])
@@ -51,7 +53,8 @@ class _Captures:
 
 @pytest.fixture(autouse=True)
 def capturing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines of this file capture whatever the device."""
+    """Engines of this file capture whatever the device, with room for every guess, as single steps have."""
+    monkeypatch.setattr(captured_forks, "_MOST_BRANCHES", 512)
     if DEVICE == "cpu":
         monkeypatch.setenv("SSD_CPU_KERNELS", "0")
         monkeypatch.setattr(builder, "load_backend", lambda name: _Captures(load_backend(name)))
@@ -124,6 +127,25 @@ def test_without_room_for_branches_a_round_goes_step_by_step(pair: Path, used: d
     config = speculation(pair, "ssd", "model", lookahead=LOOKAHEAD, draft_kv_blocks=9)
     captured = run(pair, PROMPTS, greedy(30), config, graphs=True)
     assert captured.tokens == run(pair, PROMPTS, greedy(30), graphs=False).tokens
+
+
+def test_many_sequences_share_the_branches_that_a_graph_has(
+    pair: Path, used: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each gets fewer guesses, the likeliest of every depth first; what is foreseen is still right."""
+    monkeypatch.setattr(captured_forks, "_MOST_BRANCHES", 24)
+    config = speculation(pair, "ssd", "model", lookahead=LOOKAHEAD, on_miss="draft")
+    captured = run(pair, PROMPTS, greedy(30), config, graphs=True)
+    assert captured.tokens == run(pair, PROMPTS, greedy(30), graphs=False).tokens
+    assert used["rounds"] > 3
+    stats = captured.stats.speculation
+    assert stats.hits > stats.lookups / 4
+
+
+def test_guesses_beyond_the_bound_are_the_least_likely() -> None:
+    assert _picks([2, 2, 1], 2, 9, 9) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
+    assert _picks([2, 2, 1], 2, 9, 4) == [(0, 0), (0, 1), (1, 0), (2, 0)]
+    assert _picks([3, 3], 1, 1, 9) == [(0, 0), (1, 0)]
 
 
 def test_sizes_of_feeds_cover_every_batch() -> None:

@@ -21,8 +21,9 @@ from ssd_ascend.runtime.static import write_tables
 from ssd_ascend.speculation.drafters.captured_chain import Rolled, roll
 from ssd_ascend.speculation.drafters.feed import DraftParts, Feed, FeedSize, StaticFeed, feed_sizes
 
-_MOST_BRANCHES = 512
-"""Branches of one graph. With more, cutting them to what verification hides matters more than launches do."""
+_MOST_BRANCHES = 64
+"""Branches of one graph: as many rows cost a draft little more than one does (docs/performance.md). In a larger batch
+every sequence gets fewer."""
 
 
 class Fork(NamedTuple):
@@ -102,7 +103,7 @@ class _Branches:
     """The branches of up to `rows` sequences, `width` each, `steps` deep."""
 
     def __init__(self, parts: DraftParts, rows: int, width: int, steps: int, shared: _Shared) -> None:
-        self._parts, self.rows, self._width, self._steps, self._shared = parts, rows, width, steps, shared
+        self._parts, self.rows, self.width, self._steps, self._shared = parts, rows, width, steps, shared
         size, tokens, device = parts.runner.block_size, rows * width, parts.runner.device
         self._max_len = parts.max_len + width * steps
         integer = torch.int32
@@ -151,7 +152,7 @@ class _Branches:
     def _batch(self, step: int, tokens: torch.Tensor, hidden: torch.Tensor | None, mask: torch.Tensor) -> ForwardBatch:
         arrays = self.pack.device
         meta = AttentionMetadata(
-            query_lens_host=[self._width] * self.rows,
+            query_lens_host=[self.width] * self.rows,
             kv_lens_host=[self._max_len] * self.rows,
             query_start=arrays["query_start"],
             kv_lens=arrays["kv_lens"][step],
@@ -166,7 +167,7 @@ class _Branches:
         assert self._graph is not None
         stage = self.pack.next()
         write_tables(stage, [fork.feed.row.block_table for fork in forks])
-        arrays, width, size = stage.arrays, self._width, self._parts.runner.block_size
+        arrays, width, size = stage.arrays, self.width, self._parts.runner.block_size
         count, step = len(forks), np.arange(self._steps)
         picks = np.array([(fork.picks + [(0, 0)] * width)[:width] for fork in forks])
         depths, bases = picks[..., 0], np.array([fork.base for fork in forks])
@@ -188,14 +189,15 @@ class _Branches:
 
 
 class CapturedForks:
-    """Rounds of `width` branches a sequence, `lookahead` deep, for up to `max_rows` sequences."""
+    """Rounds of branches that are `lookahead` deep, for up to `max_rows` sequences."""
 
     def __init__(
         self, parts: DraftParts, graphs: GraphCapture, *, lookahead: int, width: int, max_rows: int, per_row: int
     ) -> None:
-        """Captures. RuntimeError when the device cannot. per_row: entries to catch up with, beside the drafts."""
-        self.lookahead, self.width = lookahead, width
-        self.max_rows = min(max_rows, max(1, _MOST_BRANCHES // width))
+        """Captures. RuntimeError when the device cannot. width: the most branches a sequence gets; per_row: entries to
+        catch up with, beside the drafts."""
+        self.lookahead = lookahead
+        self.max_rows = min(max_rows, _MOST_BRANCHES)
         device = parts.runner.device
         self.num_ranks = min(width, parts.num_tokens - 1)
         table = parts.table
@@ -207,7 +209,9 @@ class CapturedForks:
         sizes = feed_sizes(self.max_rows, per_row + lookahead)
         self._glues = [_Glue(parts, size, lookahead, shared) for size in sizes]
         counts = sorted({size.rows for size in sizes}, reverse=True)
-        self._branches = [_Branches(parts, rows, width, lookahead, shared) for rows in counts]
+        self._branches = [
+            _Branches(parts, rows, min(width, _MOST_BRANCHES // rows), lookahead, shared) for rows in counts
+        ]
         parts_of_rounds: list[_Glue | _Branches] = [*self._glues, *self._branches]
         for part in parts_of_rounds:
             self._capture(part, graphs)
@@ -226,12 +230,18 @@ class CapturedForks:
         return any(glue.feed.size.holds(wanted) for glue in self._glues)
 
     def run(self, forks: Rows[Fork]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Guess and drafts of every branch, `width` a sequence, int64 [n * width, 1 + lookahead]; their features.
+        """Guess and drafts of every branch, `width(n)` a sequence, int64 [n * width, 1 + lookahead]; their features.
 
         Good until the next call. Picks that a sequence lacks are filled up with its first guess.
         """
         wanted = FeedSize.of([fork.feed for fork in forks])
         glue = next(glue for glue in reversed(self._glues) if glue.feed.size.holds(wanted))
-        branches = next(branches for branches in reversed(self._branches) if branches.rows >= len(forks))
         glue.replay(forks)
-        return branches.replay(forks, self.lookahead + 1)
+        return self._for(len(forks)).replay(forks, self.lookahead + 1)
+
+    def _for(self, num_seqs: int) -> _Branches:
+        return next(branches for branches in reversed(self._branches) if branches.rows >= num_seqs)
+
+    def width(self, num_seqs: int) -> int:
+        """The most branches of each of so many sequences."""
+        return self._for(num_seqs).width

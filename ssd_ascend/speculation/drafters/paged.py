@@ -181,9 +181,12 @@ class PagedDrafter:
             return None
         live = self._trunk.ready(seqs, [len(drafts) for drafts in sent], self._max_backlog)
         feeds = [self._trunk.feed(seqs[i], sent[i], hidden[i], len(sent[i]) + 1) for i in live]
-        if not live or not forks.holds(feeds) or not self._grow_scratch(feeds, forks.width, k):
+        if not live or not forks.holds(feeds):
             return None
-        rounds = [Fork(feed, sent[i], _picks(counts(len(sent[i])), len(sent[i]), forks.num_ranks))
+        width = forks.width(len(live))
+        if not self._grow_scratch(feeds, width, k):
+            return None
+        rounds = [Fork(feed, sent[i], _picks(counts(len(sent[i])), len(sent[i]), forks.num_ranks, width))
                   for feed, i in zip(feeds, live, strict=True)]  # fmt: skip
         try:
             return self._foresight(forks, rounds, k)
@@ -194,13 +197,13 @@ class PagedDrafter:
     def _foresight(self, forks: CapturedForks, rounds: Rows[Fork], k: int) -> Foresight:
         """Run the graphs, bring their verdict to the host; features stay, as copies that outlive the next round."""
         result, hidden = forks.run(rounds)
-        arriving = Arriving(result)
+        arriving, width = Arriving(result), forks.width(len(rounds))
         index: list[int] = []
         branches: list[Branch] = []
         for i, fork in enumerate(rounds):
             self._trunk.mark(fork.feed.seq, fork.end)
             self._trunk.keep(fork.feed.seq, fork.drafts)
-            index += range(i * forks.width, i * forks.width + len(fork.picks))
+            index += range(i * width, i * width + len(fork.picks))
             branches += [Branch(fork.feed.seq, depth, i * (k + 1) + depth) for depth, _ in fork.picks]
         kept = None if hidden is None else hidden.clone()
         if kept is not None and len(index) < kept.shape[0]:
@@ -290,6 +293,8 @@ class PagedDrafter:
         return Chain(tokens, [0] * num_rows, None, [False] * num_rows, None)
 
 
-def _picks(counts: Rows[int], num_drafts: int, num_ranks: int) -> list[tuple[int, int]]:
-    """(depth, rank) of every guess; a tiny vocabulary has fewer ranks than were asked for."""
-    return [(depth, rank) for depth in range(num_drafts + 1) for rank in range(min(counts[depth], num_ranks))]
+def _picks(counts: Rows[int], num_drafts: int, num_ranks: int, most: int) -> list[tuple[int, int]]:
+    """(depth, rank) of every guess; a tiny vocabulary has fewer ranks than were asked for. Where more than `most` are
+    asked for, the likeliest of each depth go first."""
+    ranked = [(rank, depth) for depth in range(num_drafts + 1) for rank in range(min(counts[depth], num_ranks))]
+    return sorted((depth, rank) for rank, depth in sorted(ranked)[:most])
