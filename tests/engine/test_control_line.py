@@ -81,8 +81,8 @@ def test_a_silent_rank_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_signs_of_life_keep_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "_ALIVE_EVERY_S", 0.05)
-    leader, follower = pair_of_ends(silence_s=2.0)
-    time.sleep(2.5)
+    leader, follower = pair_of_ends(silence_s=4.0)
+    time.sleep(4.5)
     assert leader.failure is None
     leader.close()
     follower.close()

@@ -26,7 +26,7 @@ from tests.engine.harness import DTYPE, drive, greedy, make_engine, prompts_of, 
 
 SECRET = "a secret of the tests"
 PROMPTS = prompts_of([1, 5, 17, 33, 16, 9])
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 """For what takes milliseconds on a machine that is not busy."""
 
 
