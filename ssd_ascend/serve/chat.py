@@ -77,6 +77,7 @@ class _ChatWriter:
         self._n = num_answers
         self._device = device
         self._top = asked.top_logprobs or 0
+        self._is_prose = new_pipeline is None
         self._pipelines = defaultdict[int, Pipeline](new_pipeline or Prose)
         self._sources = defaultdict[int, TokenSources](TokenSources)
         self._called: set[int] = set()
@@ -99,6 +100,8 @@ class _ChatWriter:
     def event(self, delta: AnswerDelta) -> bytes:
         """What one step brought to one answer, as one chunk or several."""
         is_last = delta.finish_reason is not None
+        if self._is_prose:
+            return self._prose_event(delta, is_last=is_last)
         parts = self._pipelines[delta.index].feed(delta.text, is_last=is_last)
         self._called.update(delta.index for part in parts if isinstance(part, CallStart))
         chunks = [_chunk(delta.index, _as_delta(part)) for part in parts]
@@ -109,6 +112,17 @@ class _ChatWriter:
             chunks[0] |= more
             chunks[-1] |= self._ending(delta)
         return b"".join([self._template.fill(chunk) for chunk in chunks])
+
+    def _prose_event(self, delta: AnswerDelta, *, is_last: bool) -> bytes:
+        """The same where all of the text is the answer: the way of most streams, so it is short."""
+        more = self._extras(delta) if delta.logprobs or self._asked.return_token_sources else {}
+        if not (delta.text or more or is_last):
+            return b""  # held back: it may become a stop string, or a whole character
+        chunk = _chunk(delta.index, {"content": delta.text} if delta.text or delta.logprobs else {})
+        chunk |= more
+        if is_last:
+            chunk |= self._ending(delta)
+        return self._template.fill(chunk)
 
     def _extras(self, piece: AnswerDelta | Answer) -> Json:
         """What goes with the tokens rather than with their text."""

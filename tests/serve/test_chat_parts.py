@@ -118,7 +118,7 @@ def test_thoughts(thinking: LiveServer, is_streamed: bool) -> None:
 def test_token_sources(server: LiveServer, is_streamed: bool) -> None:
     """The pieces are the text, and say which tokens were drafted: the parrot's first is its own, three in four are
     hits."""
-    body = says("ab ab ab 世界 ab", return_token_sources=True)
+    body = says("ab ab ab 世界世界世界 ab", return_token_sources=True)
     if is_streamed:
         choices = [event["choices"][0] for event in server.events(CHAT, body) if event != "[DONE]"]
         text = "".join(choice["delta"].get("content", "") for choice in choices)
@@ -126,7 +126,7 @@ def test_token_sources(server: LiveServer, is_streamed: bool) -> None:
         choices = server.post(CHAT, body).json()["choices"]
         text = choices[0]["message"]["content"]
     pieces = [piece for choice in choices for piece in choice.get("tokens", [])]
-    assert text == "ab ab ab 世界 ab" == "".join(piece["text"] for piece in pieces)
+    assert text == "ab ab ab 世界世界世界 ab" == "".join(piece["text"] for piece in pieces)
     assert [piece["source"] for piece in pieces[:6]] == ["recovery", "hit", "hit", "hit", "recovery", "hit"]
     assert choices[-1]["speculation"]["cache_hits"] > 0
 

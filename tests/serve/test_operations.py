@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from ssd_ascend.errors import ConfigError
@@ -20,6 +23,7 @@ from tests.serve.live import PATIENCE_S, LiveServer, eventually
 
 HI = {"prompt": "hi", "max_tokens": 4}
 COMPLETIONS = "/v1/completions"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -226,3 +230,18 @@ def test_the_admin_endpoint_needs_a_key_of_its_own() -> None:
         server_config(parse_arguments(["--admin-port", "0"]))
     with pytest.raises(ConfigError, match="also an API key"):
         server_config(parse_arguments(["--admin-port", "0", "--admin-key", "k", "--api-key", "k"]))
+
+
+def test_a_full_disk_under_the_log_stops_nobody(parrot: Path) -> None:
+    """Standard error is /dev/full, where every write fails."""
+    command = [sys.executable, "-m", "tests.serve.fake_server", "--port", "0", "--model", str(parrot), "--access-log"]
+    with Path("/dev/full").open("w") as full, subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=full, text=True, cwd=ROOT
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        url = next(line for line in process.stdout if line.startswith("ready")).split(" on ")[1].split(" ")[0]
+        for _ in range(20):
+            answer = httpx.post(url + COMPLETIONS, json=HI, timeout=PATIENCE_S)
+            assert answer.json()["choices"][0]["text"] == "hihi"
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
