@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from ssd_ascend.backends.base import Backend
 from ssd_ascend.backends.npu import emulator
 from ssd_ascend.core.batch import Mode
+from ssd_ascend.core.request import EngineRequest
 from ssd_ascend.distributed.collectives import SingleRank
 from ssd_ascend.runtime.inputs import Row, build_batch
 from ssd_ascend.runtime.load import CacheSize, load_runner
@@ -17,7 +19,7 @@ from ssd_ascend.runtime.model_runner import ModelRunner
 from ssd_ascend.speculation.drafters.captured_chain import CapturedChains, Rolled
 from ssd_ascend.speculation.drafters.feed import Feed
 from ssd_ascend.speculation.registry import DRAFTERS, SPECULATORS
-from tests.engine.harness import greedy, prompts_of, run, speculation, write_pair
+from tests.engine.harness import greedy, make_engine, prompts_of, run, speculation, write_pair
 
 LAYERS = 4
 LOOKAHEAD = 4
@@ -155,3 +157,18 @@ def test_a_chain_of_drafts_is_one_graph(pair: Path, drafter: str, monkeypatch: p
     assert chained.tokens == stepwise.tokens
     assert chained.stats.speculation.accepted_per_position == stepwise.stats.speculation.accepted_per_position
     assert chained.stats.speculation.accepted > 0
+
+
+def test_an_engine_may_be_dropped_while_its_graphs_run(pair: Path) -> None:
+    """Its last chain of drafts is under way when nobody wants it any more."""
+    before = emulator.count("graph destroyed while it ran")
+    for _ in range(3):
+        engine = make_engine(pair, speculation(pair, "sd", "model", lookahead=LOOKAHEAD), **ON_NPU)
+        engine.submit(EngineRequest(id=0, prompt_token_ids=PROMPTS[1], sampling=greedy(80)))
+        for _ in range(6):
+            engine.step()
+        engine.close()
+        del engine
+        gc.collect()
+    torch.npu.synchronize()
+    assert emulator.count("graph destroyed while it ran") == before

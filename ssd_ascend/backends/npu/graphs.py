@@ -8,6 +8,8 @@ graphs of a target and of its draft can wait for each other for ever (vllm-ascen
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -85,6 +87,7 @@ class NpuGraph:
         self._graph = graph
         self._updates = updates
         self._stream = stream
+        weakref.finalize(self, _retire, graph, stream.device)
 
     def replay(self) -> None:
         """Start the graph, then update its calls; the host does not wait.
@@ -99,6 +102,13 @@ class NpuGraph:
             for update in self._updates:
                 with trace.span("graph_update"):
                     update.run(self._stream)
+
+
+def _retire(graph: Any, device: torch.device) -> None:
+    """Let a graph end before it is freed: nobody below does, and a draft's may still run when its engine is dropped."""
+    with contextlib.suppress(RuntimeError):  # a device that is lost has said so, and nothing runs on it
+        torch_npu.npu.synchronize(device)
+    del graph
 
 
 class NpuGraphs:

@@ -4,6 +4,7 @@
 // hardware. A task that throws breaks its stream: the error surfaces at the next synchronisation, as on hardware.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -43,6 +44,7 @@ struct Graph {
   int device = 0;
   int streams = 1;           // each that took part in the capture costs the device one
   bool collectives = false;  // holds messages between devices
+  std::atomic<int> replays{0};  // queued or running
 };
 
 struct Stream {

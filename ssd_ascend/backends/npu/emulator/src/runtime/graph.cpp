@@ -1,5 +1,6 @@
 // Captured graphs (aclmdlRI): recorded nodes, replayed in order; task groups whose nodes an update replaces.
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <stdexcept>
@@ -75,6 +76,7 @@ aclError aclmdlRIExecuteAsync(aclmdlRI handle, aclrtStream stream) {
   auto next = std::make_shared<size_t>(0);
   double patience = kPatience;
   for (const Node& node : graph->nodes) patience = std::max(patience, node.patience);
+  ++graph->replays;
   return submit(stream, "graph", [graph, next] {
     for (; *next < graph->nodes.size(); ++*next) {
       Node& node = graph->nodes[*next];
@@ -84,13 +86,19 @@ aclError aclmdlRIExecuteAsync(aclmdlRI handle, aclrtStream stream) {
         throw std::runtime_error("node " + std::to_string(*next) + ", " + node.name + ": " + problem.what());
       }
     }
+    --graph->replays;
     return true;
   }, patience);
 }
 
-// Its nodes may still be queued: torch_npu synchronises before it destroys, so they are not.
+// Nobody waits for a replay here, and torch_npu does not either: whoever drops a graph must know that it has ended.
 aclError aclmdlRIDestroy(aclmdlRI handle) {
   auto* graph = static_cast<Graph*>(handle);
+  if (graph->replays) {
+    std::fprintf(stderr, "[emulated NPU] a graph was destroyed while it ran\n");  // destructors cannot raise
+    npu::count("graph destroyed while it ran");
+    return fail(107000, "a graph was destroyed while it ran");  // and it is not freed
+  }
   for (TaskGroup* group : graph->groups) delete group;
   give_streams(graph->device, graph->streams);
   if (graph->collectives && expands_on_ai_cpu()) --with_collectives[graph->device];
