@@ -18,8 +18,8 @@ from ssd_ascend.errors import ConfigError
 from ssd_ascend.log import fields, get_logger
 from ssd_ascend.text import Tokenizer
 from ssd_ascend.training.conversations import Conversations, check_vocabulary, read_jsonl, split
-from ssd_ascend.training.export import export, write_card
-from ssd_ascend.training.head import HeadShape
+from ssd_ascend.training.export import export, head_config, write_card
+from ssd_ascend.training.head import HeadShape, default_capture_layers
 from ssd_ascend.training.loss import CHUNK
 from ssd_ascend.training.prompts import Openings, TurnMarks, turn_marks
 from ssd_ascend.training.run_folder import RunFolder, replace_text, writing
@@ -125,6 +125,7 @@ def _look_at(run: Run, path: Path) -> _Given:
         raise ConfigError(
             f"draft_vocab is {size}, the target's vocabulary {model.vocab_size}", remedy="give no more than that"
         )
+    head_config(HeadShape(model, size, default_capture_layers(model.num_layers)), torch.bfloat16)  # or it says why not
     wanted = run.training.batch_tokens if synthesis is None else synthesis.max_length
     max_length = min(wanted, model.max_position_embeddings)
     if run.data is not None:

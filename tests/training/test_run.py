@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from ssd_ascend import train as door
+from ssd_ascend.config.model import ModelConfig, RopeConfig, rope_from_hf
 from ssd_ascend.config.speculation import SpeculationConfig
 from ssd_ascend.config.training import Run, SynthesisConfig, TrainingConfig
 from ssd_ascend.core.sampling import SamplingParams
@@ -18,6 +20,8 @@ from ssd_ascend.errors import ConfigError
 from ssd_ascend.llm import LLM
 from ssd_ascend.training import run_folder
 from ssd_ascend.training.batches import make_batch
+from ssd_ascend.training.export import head_config
+from ssd_ascend.training.head import HeadShape
 from ssd_ascend.training.optimizer import schedule
 from ssd_ascend.training.run_folder import CHECKPOINT, RunFolder
 from ssd_ascend.training.target import FreshReadings
@@ -77,6 +81,37 @@ def test_learning_lowers_the_loss_and_finds_the_targets_words(tmp_path: Path) ->
 
 
 SMALL_VALUES: dict[str, Any] = {"batch_tokens": 192, "unroll": 2, "save_every": 1000, "lr": 3e-3, "step_decay": 1.0}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_the_first_weights_are_the_targets_last_layer(tmp_path: Path, family: str) -> None:
+    """Its feature half, its feed-forward, its vocabulary rows; and one step from there goes through."""
+    world = make_world(tmp_path, family)
+    tensors = load_file(world.path / "model.safetensors")
+    hidden, prefix = world.shape.target.hidden_size, f"model.layers.{world.shape.target.num_layers - 1}."
+    own = world.weights["midlayer.self_attn.q_proj.weight"]
+    assert torch.equal(own[:, hidden:], tensors[f"{prefix}self_attn.q_proj.weight"])
+    assert torch.equal(world.weights["midlayer.mlp.up_proj.weight"], tensors[f"{prefix}mlp.up_proj.weight"])
+    rows = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])
+    assert torch.equal(world.weights["lm_head.weight"], rows[world.vocabulary.to_target])
+    batch = make_batch(world.text, [0, 1], 64, world.target.device)
+    losses = unrolled_loss(world.weights, world.lesson, batch, world.source.fetch(batch), SMALL)
+    losses.loss.backward()
+    assert all(w.grad is not None and bool(torch.isfinite(w.grad).all()) for w in world.weights.values())
+
+
+def test_a_rotation_that_no_config_can_hold_is_refused_before_the_work(tmp_path: Path) -> None:
+    config = ModelConfig(
+        family="llama", hidden_size=8, num_layers=4, num_heads=2, num_kv_heads=2, head_dim=4, intermediate_size=8,
+        vocab_size=9, rope=RopeConfig(frequency_factors=(1.0, 2.0)),
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="table of factors"):
+        head_config(HeadShape(config, 9, (1, 2, 3)), torch.bfloat16)
+    scaled = ModelConfig(**{f: getattr(config, f) for f in config.__slots__ if f != "rope"}, rope=RopeConfig(
+        type="llama3", theta=5e5, factor=8.0, original_max_positions=64, low_freq_factor=1.0, high_freq_factor=4.0
+    ))  # fmt: skip
+    written = head_config(HeadShape(scaled, 9, (1, 2, 3)), torch.bfloat16)
+    assert rope_from_hf(written, where="the head") == scaled.rope
 
 
 def test_readings_kept_and_fresh_are_the_same(tmp_path: Path) -> None:
