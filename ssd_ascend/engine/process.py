@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -36,6 +37,7 @@ from ssd_ascend.engine.messages import (
 from ssd_ascend.errors import RequestError, SsdError
 from ssd_ascend.log import get_logger
 from ssd_ascend.speculation.worker_process import die_with_parent
+from ssd_ascend.structured.compiler import GrammarCompiler
 
 log = get_logger("ssd_ascend.engine.process")  # run as __main__, it would lose its name
 
@@ -155,8 +157,18 @@ def _sentence(error: BaseException) -> str:
 def _build_real(config: EngineConfig, report: Report) -> StepEngine:
     from ssd_ascend.engine.builder import build_engine  # torch: seconds, and tests do without
 
-    engine: StepEngine = build_engine(config, progress=report)
+    engine = build_engine(config, progress=report)
+    if engine.grammars is not None:
+        # beside the first requests: reading the vocabulary takes tenths of a second, which no step should wait for
+        threading.Thread(target=_warm, args=(engine.grammars,), daemon=True).start()
     return engine
+
+
+def _warm(grammars: GrammarCompiler) -> None:
+    try:
+        grammars.warm()
+    except SsdError as error:
+        log.debug("no grammars: %s", error)  # whoever asks for one is told
 
 
 def main(argv: Sequence[str], build: Build = _build_real) -> int:

@@ -8,6 +8,7 @@ from tests.engine.harness import write_pair
 from tests.unit.text_toys import byte_level_backend, write_directory
 
 EOS = "</s>"
+NO_END = {byte_level_backend().token_to_id(EOS): -100.0}
 NO_SPACES = {byte_level_backend().token_to_id(token): -60.0 for token in "ĠĊĉč"}
 """A bias against white space, of which a random model would put as much as a grammar lets it."""
 

@@ -17,7 +17,7 @@ from ssd_ascend.core.speculation import Source
 from ssd_ascend.errors import RequestError
 from ssd_ascend.text import Tokenizer
 from tests.engine.harness import Run, make_engine, prompts_of, run, speculation
-from tests.structured.models import NO_SPACES, write_bytes_pair
+from tests.structured.models import NO_END, NO_SPACES, write_bytes_pair
 from tests.structured.schemas import SCHEMAS
 
 pytest.importorskip("llguidance")
@@ -182,3 +182,21 @@ def test_what_would_forbid_the_end_is_refused(field: dict[str, Any]) -> None:
     with pytest.raises(RequestError) as refused:
         SamplingParams(grammar=Grammar.json_object(), max_tokens=9, **field)
     assert refused.value.param in field
+
+
+@pytest.mark.parametrize("when", ["none", "sd", "ssd"])
+def test_a_grammar_that_explodes_ends_its_own_answer(pair: Path, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a hostile grammar may cost per step is bounded; its answer ends with an error, its neighbour goes on."""
+    from ssd_ascend.structured import compiler
+
+    monkeypatch.setattr(compiler, "_LIMITS", {"step_max_items": 40})
+    grammar = Grammar.lark('start: a\na: a a | "x" | "y"')
+    hostile = SamplingParams(temperature=0.0, max_tokens=60, grammar=grammar, logit_bias=NO_END)
+    free = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    config = speculation(pair, when) if when != "none" else None
+    prompts = prompts_of([6, 7], vocab=250)
+    found = run(pair, prompts, [hostile, free], config)
+    assert found.last[0].finish_reason == "error"
+    assert "grammar cannot be followed" in (found.last[0].error or "")
+    assert found.last[1].finish_reason == "length"
+    assert found.tokens[1] == run(pair, [prompts[1]], free).tokens[0]
