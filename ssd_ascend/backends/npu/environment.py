@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 from ssd_ascend import env
 from ssd_ascend.errors import ConfigError
+from ssd_ascend.log import get_logger
+
+log = get_logger(__name__)
 
 
 class Setting(NamedTuple):
@@ -23,7 +26,8 @@ class Setting(NamedTuple):
 SETTINGS: tuple[Setting, ...] = (
     Setting(
         "TORCH_NPU_FALLBACK_CPU_DISABLE", "1",
-        "an operator without an NPU kernel must be an error: run on the CPU it would stall the device at every step",
+        "an operator without an NPU kernel must be an error: run on the CPU it would stall the device at every step; "
+        "unknown to torch_npu 2.10, which only warns",
     ),
     Setting("TASK_QUEUE_ENABLE", "1", "Python runs ahead of the launches; 2 is refused while a graph is captured"),
     Setting(
@@ -32,6 +36,7 @@ SETTINGS: tuple[Setting, ...] = (
         emulated=False,
     ),
     Setting("HCCL_CONNECT_TIMEOUT", "300", "seconds; ranks load their weights before they first meet"),
+    Setting("HCCL_BUFFSIZE", "64", "MB, twice for every communicator; a step's sums take a few, and 200 is the default"),
 )  # fmt: skip
 
 FORBIDDEN = {
@@ -43,7 +48,9 @@ FORBIDDEN = {
 
 def apply(*, emulated: bool) -> None:
     """Set the defaults; ConfigError for a value that cannot work."""
-    env.provide({setting.name: setting.value for setting in SETTINGS if setting.emulated or not emulated})
+    settings = [setting for setting in SETTINGS if setting.emulated or not emulated]
+    env.provide({setting.name: setting.value for setting in settings})
+    log.info("NPU settings: %s", ", ".join(f"{s.name}={env.foreign(s.name)}" for s in settings))
     for name, (value, reason) in FORBIDDEN.items():
         if env.foreign(name) == value:
             raise ConfigError(f"{name}={value} does not work here: {reason}", remedy=f"unset {name}")
