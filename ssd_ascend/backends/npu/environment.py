@@ -36,7 +36,7 @@ SETTINGS: tuple[Setting, ...] = (
         emulated=False,
     ),
     Setting("HCCL_CONNECT_TIMEOUT", "300", "seconds; ranks load their weights before they first meet"),
-    Setting("HCCL_BUFFSIZE", "64", "MB, twice for every communicator; a step's sums take a few, and 200 is the default"),
+    Setting("HCCL_BUFFSIZE", "64", "MB, twice for every communicator, 200 by default; a step's sums take a few"),
 )  # fmt: skip
 
 FORBIDDEN = {
