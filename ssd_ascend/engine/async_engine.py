@@ -69,7 +69,12 @@ class AsyncEngine:
     """One engine process and the requests under way in it."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, line: socket.socket, config: EngineConfig, tokenizer: TokenBytes
+        self,
+        process: asyncio.subprocess.Process,
+        line: socket.socket,
+        config: EngineConfig,
+        tokenizer: TokenBytes,
+        command: Sequence[str],
     ) -> None:
         self.config = config
         self.state = State.STARTING
@@ -98,7 +103,7 @@ class AsyncEngine:
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._closing = False
-        self._command: Sequence[str] = ENGINE_COMMAND
+        self._command = command
 
     @classmethod
     async def start(
@@ -109,8 +114,7 @@ class AsyncEngine:
         `command` gets two more arguments: the descriptor of its socket and our process id.
         """
         process, line = await _spawn(command)
-        engine = cls(process, line, config, tokenizer)
-        engine._command = command
+        engine = cls(process, line, config, tokenizer, command)
         await engine._connect()
         return engine
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ssd_ascend.serve.parts import CallArguments, CallStart, Part, Reasoning, Text
 
@@ -45,9 +45,8 @@ class OutputItems:
     def _new_message(self) -> Json:
         return {"type": "message", "id": item_id("msg"), "role": "assistant", "content": [], "status": "in_progress"}
 
-    def _open_unless(self, kind: str, new: object) -> Iterator[Json]:
+    def _open_unless(self, kind: str, new: Callable[[], Json]) -> Iterator[Json]:
         if self._kind != kind:
-            assert callable(new)
             yield from self.close("completed")
             yield from self._open(kind, new())
 

@@ -57,9 +57,22 @@ class HermesParser:
         parts: list[Part] = []
         while True:
             state, length = self._state, len(self._held)
-            parts += getattr(self, f"_{state}")()
+            parts += self._read()
             if (self._state, len(self._held)) == (state, length):
                 return parts
+
+    def _read(self) -> list[Part]:
+        """As much as the state that we are in can tell of what is held."""
+        match self._state:
+            case "opening":
+                return self._opening()
+            case "call":
+                return self._call()
+            case "closing":
+                return self._closing()
+            case "between":
+                return self._between()
+        return self._prose()
 
     def _prose(self) -> list[Part]:
         if self._calls.is_full:  # nothing is to follow the last call
