@@ -16,6 +16,7 @@ from ssd_ascend import catalogue
 from ssd_ascend.planner.cost import Cost, Load
 from ssd_ascend.planner.rates import rates_of
 from ssd_ascend.planner.shapes import Shape
+from ssd_ascend.speculation import worker_client
 from tests.engine.harness import drive, greedy, make_engine, prompts_of, speculation
 from tests.engine.test_remote_speculators import SECRET, Running, speculator
 
@@ -25,7 +26,7 @@ TINY = Shape(
     layers=4, hidden=32, vocab=24, heads=4, kv_heads=2, intermediate=48, dtype="float32", dtype_bytes=4,
     step_params=30_000, resident_params=30_000, kv_bytes_per_token=512,
 )  # fmt: skip
-STREAMS, TOKENS, TRIALS = 4, 60, 3
+STREAMS, TOKENS, TRIALS = 4, 60, 6
 
 
 @contextmanager
@@ -62,6 +63,11 @@ def measured(pair: Path, address: str) -> tuple[float, float]:
     return min(rounds), min(waits)
 
 
+def measured_over(pair: Path, service: Running, delay_ms: float) -> tuple[float, float]:
+    with cable(service, delay_ms) as address:
+        return measured(pair, address)
+
+
 def predicted_message_ms(delay_ms: float) -> float:
     """The planner's message time over a link of this latency; the models are too small to matter."""
     rates = rates_of(catalogue.find_topology("laptop-cpu"), "float32")
@@ -76,16 +82,17 @@ def predicted_message_ms(delay_ms: float) -> float:
 @pytest.mark.slow
 def test_rounds_over_a_slow_cable(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSD_SPECULATOR_SECRET", SECRET)
+    for name in ("_PATIENCE_LEAST_S", "_PATIENCE_MOST_S"):
+        monkeypatch.setattr(worker_client, name, 10.0)  # every round waits for its answer, however busy the machine is
     with speculator(pair, on_miss="decline") as service:
-        with cable(service, 0.0) as address:
-            base_round, base_wait = measured(pair, address)
-        for delay in DELAYS_MS:
-            with cable(service, delay) as address:
-                a_round, a_wait = measured(pair, address)
-            more = predicted_message_ms(delay) - predicted_message_ms(0.0)
-            print(
-                f"{delay:g} ms: round {a_round:.2f} ms, predicted {base_round + more:.2f}; "
-                f"message {a_wait:.2f} ms, predicted {base_wait + more:.2f}"
-            )
-            assert a_round == pytest.approx(base_round + more, rel=0.2)
-            assert a_wait == pytest.approx(base_wait + more, rel=0.2)
+        found = {delay: measured_over(pair, service, delay) for delay in (0.0, *DELAYS_MS)}
+        again = measured_over(pair, service, 0.0)  # a machine that was busy the first time
+    base_round, base_wait = (min(both) for both in zip(found.pop(0.0), again, strict=True))
+    for delay, (a_round, a_wait) in found.items():
+        more = predicted_message_ms(delay) - predicted_message_ms(0.0)
+        print(
+            f"{delay:g} ms: round {a_round:.2f} ms, predicted {base_round + more:.2f}; "
+            f"message {a_wait:.2f} ms, predicted {base_wait + more:.2f}"
+        )
+        assert a_round == pytest.approx(base_round + more, rel=0.2)
+        assert a_wait == pytest.approx(base_wait + more, rel=0.2)
