@@ -28,12 +28,11 @@ def draw_all(outcome: Mapping[str, Any], folder: Path) -> list[Path]:
     except ModuleNotFoundError as error:
         raise ConfigError("--plots needs matplotlib", remedy="pip install matplotlib, or leave --plots out") from error
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [_named(row) for row in outcome["rows"] if "mode" in row and "skipped" not in row]
-    pictures: dict[str, Callable[[Any], bool]] = {
-        name: partial(draw, rows=rows)
-        for name, draw in (("speed", _speed), ("kinds", _kinds), ("acceptance", _acceptance), ("hits", _hits),
-                           ("frontier", _frontier))
-    }  # fmt: skip
+    pictures: dict[str, Callable[[Any], bool]] = {}
+    for suffix, rows in _groups(outcome["rows"]).items():
+        for name, paint in (("speed", _speed), ("kinds", _kinds), ("acceptance", _acceptance), ("hits", _hits),
+                           ("frontier", _frontier)):  # fmt: skip
+            pictures[f"{name}{suffix}"] = partial(paint, rows=rows)
     for number, (name, bars) in enumerate(outcome.get("timelines", {}).items(), 1):
         pictures[f"rounds-{number}"] = partial(gantt.draw, name=name, bars=bars)
     drawn = []
@@ -49,12 +48,15 @@ def draw_all(outcome: Mapping[str, Any], folder: Path) -> list[Path]:
     return drawn
 
 
-def _named(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row of `bench/two_gpus.py` by its pair and cards, too."""
-    if "pair" not in row:
-        return row
-    cards = f" tp {row['tp']}" if row.get("tp", 1) != 1 else ""
-    return {**row, "mode": f"{row['pair']} {row['mode']}{cards}"}
+def _groups(rows: Rows) -> dict[str, Rows]:
+    """All rows for one set of pictures; those of `bench/two_gpus.py` by pair, with the cards in their names."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if "mode" in row and "skipped" not in row:
+            cards = f" tp {row['tp']}" if row.get("tp", 1) != 1 else ""
+            group = groups.setdefault(f"-{row['pair']}" if "pair" in row else "", [])
+            group.append({**row, "mode": f"{row['mode']}{cards}"})
+    return {suffix: group for suffix, group in groups.items() if any("batch" in row for row in group)}
 
 
 def _unique(rows: Rows, key: str) -> list[Any]:
