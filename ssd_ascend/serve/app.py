@@ -122,6 +122,8 @@ def health_of(state: ServerState) -> tuple[int, dict[str, object]]:
             if engine.degraded is not None:
                 body |= {"status": "degraded", "reason": engine.degraded}
             body |= {"running": engine.stats.running, "waiting": engine.stats.waiting}
+            if engine.info is not None:  # which says so where the device is emulated
+                body["device"] = engine.info.device
         case State.STOPPING:
             body["reason"] = "the server is shutting down"
     return (200 if engine.state is State.READY else 503), body

@@ -191,6 +191,7 @@ THAT_MOVE: dict[str, Case] = {
 ALL = {**NUMBER_BY_NUMBER, **ALONG_A_DIMENSION, **THAT_MOVE}
 ELSEWHERE = {
     "Equal": "torch.equal below",
+    **dict.fromkeys(("InplaceUniform", "InplaceNormal", "InplaceRandom", "Multinomial"), "test_emulator_device.py"),
     "AddV3": "torch_npu takes it for a number plus a tensor on newer chips only",
     "Nonzero": "older chips; where NonzeroV2 exists it is taken",
 }
