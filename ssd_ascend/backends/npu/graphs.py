@@ -9,6 +9,7 @@ graphs of a target and of its draft can wait for each other for ever (vllm-ascen
 from __future__ import annotations
 
 import contextlib
+import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -95,13 +96,26 @@ class NpuGraph:
         The update stream first waits for all that was queued before: a record that overtakes the wait of the previous
         replay would be lost, and this replay would hang.
         """
-        with trace.span("graph_launch"):
-            self._stream.wait_stream(torch_npu.npu.current_stream())
-            self._graph.replay()
-        with torch_npu.npu.stream(self._stream):
-            for update in self._updates:
-                with trace.span("graph_update"):
-                    update.run(self._stream)
+        with _no_collection():
+            with trace.span("graph_launch"):
+                self._stream.wait_stream(torch_npu.npu.current_stream())
+                self._graph.replay()
+            with torch_npu.npu.stream(self._stream):
+                for update in self._updates:
+                    with trace.span("graph_update"):
+                        update.run(self._stream)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep `_retire` out: it waits for the device, and the device, between launch and updates, waits for us."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _retire(graph: Any, device: torch.device) -> None:
