@@ -29,7 +29,8 @@ def draw_all(outcome: Mapping[str, Any], folder: Path) -> list[Path]:
         raise ConfigError("--plots needs matplotlib", remedy="pip install matplotlib, or leave --plots out") from error
     folder.mkdir(parents=True, exist_ok=True)
     pictures: dict[str, Callable[[Any], bool]] = {}
-    for suffix, rows in _groups(outcome["rows"]).items():
+    groups = _groups(outcome["rows"])
+    for suffix, rows in groups.items():
         for name, paint in (("speed", _speed), ("kinds", _kinds), ("acceptance", _acceptance), ("hits", _hits),
                            ("frontier", _frontier)):  # fmt: skip
             pictures[f"{name}{suffix}"] = partial(paint, rows=rows)
@@ -39,8 +40,9 @@ def draw_all(outcome: Mapping[str, Any], folder: Path) -> list[Path]:
     for name, draw in pictures.items():
         figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
         if draw(axes):
-            told = [str(outcome[key]) for key in ("model", "dtype", "device", "notice") if key in outcome]
-            figure.suptitle(", ".join(told), fontsize=9, color=_FAINT)
+            about = next((group for group in groups if group and name.endswith(group)), "").removeprefix("-")
+            told = [about, *(str(outcome[key]) for key in ("model", "dtype", "device", "notice") if key in outcome)]
+            figure.suptitle(", ".join(filter(None, told)), fontsize=9, color=_FAINT)
             axes.spines[["top", "right"]].set_visible(False)
             figure.savefig(folder / f"{name}.png", dpi=150)
             drawn.append(folder / f"{name}.png")
