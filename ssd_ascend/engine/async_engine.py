@@ -87,7 +87,7 @@ class AsyncEngine:
         """Why the engine serves slower than it should, if it does."""
         self.on_delta: Callable[[AnswerDelta], None] | None = None
         """Called with every delta, for metrics."""
-        self.tuned_lookahead: int | None = None
+        self.tuned: Tune | None = None
         """What `tune` last asked for, if anything."""
         self.keeps_unstarted = False
         """Whether requests without a token outlive the engine, for the next one; `restart` must then follow."""
@@ -125,8 +125,8 @@ class AsyncEngine:
         self.progress, self.limits, self.degraded, self.stats = Progress("restarting"), None, None, EngineStats()
         self._enter(State.STARTING)
         await self._connect()
-        if self.tuned_lookahead is not None:
-            self._send(Tune(self.tuned_lookahead))
+        if self.tuned is not None:
+            self._send(self.tuned)
         self._retried.update(self._unstarted)  # once: what kills one engine would kill the next
         if self._unstarted:
             self._send(Submit(list(self._unstarted.values())))
@@ -224,11 +224,12 @@ class AsyncEngine:
             self._unstarted.pop(seq_id, None)
             self._retried.discard(seq_id)
 
-    def tune(self, lookahead: int) -> None:
+    def tune(self, lookahead: int, fan_out: Sequence[int] = ()) -> None:
         """See `Engine.tune`; takes effect between two steps, and again when the engine is restarted."""
         self.require_ready()
-        self.tuned_lookahead = lookahead
-        self._send(Tune(lookahead))
+        before = [] if self.tuned is None else self.tuned.fan_out
+        self.tuned = Tune(lookahead, list(fan_out) or before)
+        self._send(self.tuned)
 
     def _note_idle(self) -> None:
         if not self._streams:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from collections.abc import Sequence as Rows
 from dataclasses import replace
 
 import torch
@@ -143,13 +144,16 @@ class Engine:
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 
-    def tune(self, lookahead: int) -> None:
+    def tune(self, lookahead: int, fan_out: Rows[int] = ()) -> None:
         """Draft at most so many tokens from the next step on, up to what was configured; 0 switches speculation off.
+        fan_out: guesses per accepted length, no more of them than was configured; empty leaves them as they are.
 
         Switched off, the speculator forgets every sequence, and learns of those that still run when it is on again.
         """
         self._scheduler.lookahead = max(0, min(lookahead, self._speculator.lookahead))
         self._speculates = self._scheduler.lookahead > 0 or self._speculator.lookahead == 0
+        if fan_out:
+            self._speculator.tune(fan_out)
         if not self._speculates:
             self._speculator.release(self._scheduler.live_ids)
 

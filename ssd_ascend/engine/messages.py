@@ -40,9 +40,10 @@ class Abort(msgspec.Struct, tag="abort", frozen=True):
 
 
 class Tune(msgspec.Struct, tag="tune", frozen=True):
-    """Draft at most so many tokens from now on; 0 switches speculation off."""
+    """Draft at most so many tokens from now on; 0 switches speculation off. An empty `fan_out` changes nothing."""
 
     lookahead: int
+    fan_out: list[int] = []  # msgspec copies it
 
 
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):

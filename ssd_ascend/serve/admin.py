@@ -23,10 +23,12 @@ from ssd_ascend.serve.strict import Strict
 
 
 class SpeculationChange(Strict):
-    """`enabled: false` decodes plainly; `lookahead` bounds the drafts of a row, up to what the server started with."""
+    """`enabled: false` decodes plainly; `lookahead` bounds the drafts of a row; `fan_out` is the guesses `ssd` prepares
+    for every accepted length, one number or a list of them. None may go beyond what the server started with."""
 
     enabled: bool | None = None
     lookahead: int | None = None
+    fan_out: int | list[int] | None = None
 
 
 def create_admin_app(state: ServerState) -> Starlette:
@@ -61,14 +63,16 @@ def create_admin_app(state: ServerState) -> Starlette:
 def _speculation(state: ServerState) -> dict[str, object]:
     info = state.engine.info
     most = 0 if info is None else info.lookahead
-    tuned = state.engine.tuned_lookahead
-    lookahead = most if tuned is None else tuned
+    tuned = state.engine.tuned
+    lookahead = most if tuned is None else tuned.lookahead
+    configured = state.engine.config.speculation.fan_out
     return {
         "speculator": "none" if info is None else info.speculator,
         "drafter": "none" if info is None else info.drafter,
         "enabled": lookahead > 0,
         "lookahead": lookahead,
         "max_lookahead": most,
+        "fan_out": tuned.fan_out if tuned is not None and tuned.fan_out else configured,
     }
 
 
@@ -84,7 +88,28 @@ def _change(state: ServerState, change: SpeculationChange) -> None:
         )
     wanted = change.lookahead or int(str(now["lookahead"])) or most
     is_on = change.enabled if change.enabled is not None else bool(now["enabled"] or change.lookahead)
-    state.engine.tune(wanted if is_on else 0)
+    state.engine.tune(wanted if is_on else 0, [] if change.fan_out is None else _fan_out(state, change.fan_out, most))
+
+
+def _fan_out(state: ServerState, wanted: int | list[int], lookahead: int) -> list[int]:
+    """Guesses for every accepted length. Raises RequestError for more than there is memory for."""
+    config = state.engine.config.speculation
+    if config.speculator != "ssd":
+        raise RequestError("only the speculator 'ssd' prepares guesses", param="fan_out", remedy="see --speculator")
+    each = [wanted] * (lookahead + 1) if isinstance(wanted, int) else wanted
+    if len(each) != lookahead + 1 or min(each) < 0 or sum(each) == 0:
+        raise RequestError(
+            f"fan_out is {wanted}: it must be one number above 0, or {lookahead + 1} of them from 0 on", param="fan_out"
+        )
+    built = config.fan_out
+    most = sum(built) if isinstance(built, tuple) else (3 if built == "auto" else built) * (lookahead + 1)
+    if sum(each) > most:
+        raise RequestError(
+            f"fan_out is {wanted}, which makes {sum(each)} guesses; this server has memory for {most}",
+            param="fan_out",
+            remedy="start it with a larger --fan-out",
+        )
+    return each
 
 
 async def _told(request: Request, error: Exception) -> Response:

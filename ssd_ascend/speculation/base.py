@@ -55,6 +55,10 @@ class Speculator(Protocol):
         """Forget sequences that finished, were aborted, or were preempted."""
         ...
 
+    def tune(self, fan_out: Rows[int]) -> None:
+        """Prepare for so many guesses per accepted length from now on; nothing where nothing is prepared."""
+        ...
+
     def health(self) -> str | None:
         """None when all is well, else one sentence saying why speculation is degraded."""
         ...

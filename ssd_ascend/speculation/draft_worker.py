@@ -61,7 +61,7 @@ class DraftWorker:
         self._at_once = drafter if isinstance(drafter, ForeseeingDrafter) else None
         self._transport = transport
         self._lookahead = lookahead
-        self._fan_out = fan_out
+        self._fan_out = self._built_for = fan_out
         self._fallback = fallback
         self._depth = FixedDepth(lookahead) if depth is None else depth
         self._budget = budget
@@ -152,6 +152,8 @@ class DraftWorker:
     def _apply(self, request: Request) -> list[tuple[DraftSequence, VerificationOutcome | None]]:
         """Bring the sequences up to date; returns those to answer for, with the outcome to look up if there is one."""
         self._release(request.released)
+        if request.fan_out:
+            self._change_fan_out(request.fan_out)
         wanted: list[tuple[DraftSequence, VerificationOutcome | None]] = []
         for attach in request.attaches:
             self._release([attach.seq_id])
@@ -159,6 +161,12 @@ class DraftWorker:
             wanted.append((seq, None))
         wanted += [(self._update(update), update.outcome) for update in request.updates]
         return wanted
+
+    def _change_fan_out(self, per_depth: list[int]) -> None:
+        """Prepare for so many guesses from now on; memory was set aside for as many as there were at the start."""
+        if len(per_depth) != self._lookahead + 1 or sum(per_depth) > self._built_for.width:
+            raise TransportError(f"fan-out {per_depth} does not fit a worker built for {self._built_for.width} guesses")
+        self._fan_out = FixedFanOut(tuple(per_depth))
 
     def _update(self, update: Update) -> DraftSequence:
         seq = self._sequences.get(update.outcome.seq_id)
@@ -257,6 +265,7 @@ class DraftWorker:
         """The whole round in one go, where drafter, fan-out and depth allow it."""
         if (
             self._at_once is None
+            or self._fan_out is not self._built_for
             or not isinstance(self._fan_out, FixedFanOut)
             or not isinstance(self._depth, FixedDepth)
         ):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -98,6 +99,9 @@ class WorkerClient:
     ) -> None:
         self.attached: set[int] = set()
         """Sequences the worker in service knows."""
+        self._fan_out: list[int] = []
+        """Guesses per accepted length that every worker is told; empty: those it was built with."""
+        self._told_fan_out: list[int] = []
         self.stats = stats
         self._link = link
         self._target_vocab = target_vocab
@@ -136,6 +140,10 @@ class WorkerClient:
         self.stats.worker_restarts = self._link.restarts
         return self._worker is not None
 
+    def tune(self, fan_out: Rows[int]) -> None:
+        """Tell the worker in service, and those after it, for how many guesses to prepare."""
+        self._fan_out = list(fan_out)
+
     @property
     def to_target(self) -> torch.Tensor | None:
         """The target id of every draft id, None when the vocabularies are one."""
@@ -151,9 +159,11 @@ class WorkerClient:
         self._number += 1
         self._asked = asked
         self._posted_s[self._number] = time.monotonic()
+        fan_out = [] if self._fan_out == self._told_fan_out else self._fan_out
+        self._told_fan_out = self._fan_out
         try:
             self._worker.transport.send(
-                Request(number=self._number, released=released, attaches=attaches, updates=updates)
+                Request(number=self._number, released=released, attaches=attaches, updates=updates, fan_out=fan_out)
             )
         except TransportError as error:
             self._lose(str(error))
@@ -285,6 +295,7 @@ class WorkerClient:
     def _start_over(self) -> None:
         """Nothing is known of the worker that comes next."""
         self._worker = None
+        self._told_fan_out = []
         self.attached.clear()
         self._released.clear()
         self._offers.clear()

@@ -63,6 +63,11 @@ class WorkerPool:
         if len(crowded.attached) > len(empty.attached) + 1:
             crowded.release([max(crowded.attached)])  # the youngest, which has the least to read again
 
+    def tune(self, fan_out: Rows[int]) -> None:
+        """See `WorkerClient.tune`."""
+        for client in self._clients:
+            client.tune(fan_out)
+
     @property
     def attached(self) -> Container[int]:
         """Sequences that some worker knows."""

@@ -13,7 +13,7 @@ import torch
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.core.speculation import VerificationOutcome
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +74,8 @@ class Request:
     released: list[int] = field(default_factory=list)
     attaches: list[Attach] = field(default_factory=list)
     updates: list[Update] = field(default_factory=list)
+    fan_out: list[int] = field(default_factory=list)
+    """Guesses per accepted length from now on; empty: as before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,6 +122,7 @@ def _get_hello(r: FrameReader) -> Hello:
 def _put_request(w: FrameWriter, request: Request) -> None:
     w.words += (request.number, len(request.attaches), len(request.updates))
     w.ints(request.released)
+    w.ints(request.fan_out)
     for attach in request.attaches:
         _put_attach(w, attach)
     for update in request.updates:
@@ -134,9 +135,10 @@ def _get_request(r: FrameReader) -> Request:
     number = r.word("request number", 0, _INT64_MAX)
     num_attaches, num_updates = r.count("attaches"), r.count("updates")
     released = r.ints("released", 0, _INT64_MAX)
+    fan_out = r.ints("fan_out", 0, _MAX_ID)
     attaches = [_get_attach(r) for _ in range(num_attaches)]
     updates = [_get_update(r) for _ in range(num_updates)]
-    return Request(number=number, released=released, attaches=attaches, updates=updates)
+    return Request(number=number, released=released, attaches=attaches, updates=updates, fan_out=fan_out)
 
 
 def _get_update(r: FrameReader) -> Update:

@@ -8,7 +8,7 @@ import pytest
 
 from ssd_ascend.core.request import EngineRequest, TokenDelta
 from ssd_ascend.engine.engine import Engine
-from tests.engine.harness import greedy, make_engine, prompts_of, run, speculation, write_pair
+from tests.engine.harness import drive, greedy, make_engine, prompts_of, run, speculation, write_pair
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +61,24 @@ def test_one_of_several_goes_without(pair: Path, when: str) -> None:
     assert found.tokens == run(pair, prompts, greedy(24)).tokens
     last = [delta.stats for delta in found.last]
     assert [stats is not None and stats.drafted > 0 for stats in last] == [True, False, True]
+
+
+def test_fewer_guesses_from_now_on(pair: Path) -> None:
+    """No guess at all for three of the five accepted lengths: fewer hits, the same tokens."""
+    prompts = prompts_of([5, 9, 12, 6])
+    plain = run(pair, prompts, greedy(40)).tokens
+
+    def hits(fan_out: list[int]) -> int:
+        engine = make_engine(pair, speculation(pair, "ssd"))
+        try:
+            engine.tune(4, fan_out)
+            found = drive(engine, prompts, greedy(40))
+            assert found.tokens == plain
+            return found.stats.speculation.hits
+        finally:
+            engine.close()
+
+    assert 0 < hits([1, 0, 0, 0, 1]) < hits([])
 
 
 def test_a_plain_engine_takes_it_calmly(pair: Path) -> None:

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ssd_ascend.config.engine import EngineConfig
@@ -82,7 +82,7 @@ class ParrotEngine:
         for seq_id in seq_ids:
             self._birds.pop(seq_id, None)
 
-    def tune(self, lookahead: int) -> None:
+    def tune(self, lookahead: int, fan_out: Sequence[int] = ()) -> None:
         self._lookahead = lookahead
 
     def step(self) -> list[TokenDelta]:

@@ -187,6 +187,7 @@ def test_the_admin_endpoint(strict: LiveServer) -> None:
     assert (changed["enabled"], changed["lookahead"], changed["max_lookahead"]) == (True, 1, 3)
     assert drafted(body) == 4
     assert strict.post(speculation, {"lookahead": 9}, **boss).json()["error"]["param"] == "lookahead"
+    assert strict.post(speculation, {"fan_out": 2}, **boss).json()["error"]["param"] == "fan_out"  # no ssd configured
     strict.post(speculation, {"lookahead": 3}, **boss)
     assert drafted({**body, "speculation": False}) == 0
 

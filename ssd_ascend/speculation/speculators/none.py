@@ -36,6 +36,9 @@ class NoSpeculator:
     def release(self, seq_ids: Rows[int]) -> None:
         """Nothing is held."""
 
+    def tune(self, fan_out: Rows[int]) -> None:
+        """Nothing is prepared."""
+
     def health(self) -> str | None:
         """Always well."""
         return None

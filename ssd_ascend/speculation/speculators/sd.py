@@ -148,6 +148,9 @@ class SdSpeculator:
             if (seq := self._sequences.pop(seq_id, None)) is not None:
                 self._drafter.release(seq)
 
+    def tune(self, fan_out: Rows[int]) -> None:
+        """Nothing is prepared: it drafts when asked."""
+
     def health(self) -> str | None:
         """Well: it lives in the engine's own process."""
         return None

@@ -177,6 +177,10 @@ class SsdSpeculator:
         """The worker hears of it with the next request."""
         self._worker.release(seq_ids)
 
+    def tune(self, fan_out: Rows[int]) -> None:
+        """The worker hears of it with the next request, and so does every one after it."""
+        self._worker.tune(fan_out)
+
     def health(self) -> str | None:
         """One sentence while there is no worker."""
         return self._worker.health()
