@@ -10,7 +10,6 @@ from __future__ import annotations
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -37,7 +36,6 @@ from ssd_ascend.engine.messages import (
 from ssd_ascend.errors import RequestError, SsdError
 from ssd_ascend.log import get_logger
 from ssd_ascend.speculation.worker_process import die_with_parent
-from ssd_ascend.structured.compiler import GrammarCompiler
 
 log = get_logger("ssd_ascend.engine.process")  # run as __main__, it would lose its name
 
@@ -159,16 +157,8 @@ def _build_real(config: EngineConfig, report: Report) -> StepEngine:
 
     engine = build_engine(config, progress=report)
     if engine.grammars is not None:
-        # beside the first requests: reading the vocabulary takes tenths of a second, which no step should wait for
-        threading.Thread(target=_warm, args=(engine.grammars,), daemon=True).start()
+        engine.grammars.warm_beside()
     return engine
-
-
-def _warm(grammars: GrammarCompiler) -> None:
-    try:
-        grammars.warm()
-    except SsdError as error:
-        log.debug("no grammars: %s", error)  # whoever asks for one is told
 
 
 def main(argv: Sequence[str], build: Build = _build_real) -> int:

@@ -146,6 +146,12 @@ class DraftSetup:
 
     def sampler(self, law_dtype: torch.dtype, to_target: torch.Tensor | None = None) -> DraftSampler:
         """How this drafter draws."""
+        grammars = self.grammars
+        if (
+            grammars is None
+        ):  # it lives in a process of its own, where the first answer with a grammar should find drafts
+            grammars = self.target.grammars()
+            grammars.warm_beside()
         return DraftSampler(
             num_target_tokens=self.target.vocab_size,
             law_dtype=law_dtype,
@@ -153,7 +159,7 @@ class DraftSetup:
             temperature=self.config.draft_temperature,
             cache_bias=self.config.cache_bias,
             cache_width=max(1, self.width // (self.lookahead + 1)),
-            masks=TokenMasks(self.grammars or self.target.grammars(), keeps_alive=True),
+            masks=TokenMasks(grammars, keeps_alive=True),
         )
 
 

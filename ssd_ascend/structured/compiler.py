@@ -13,10 +13,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ssd_ascend.core.grammar import Grammar, GrammarKind
-from ssd_ascend.errors import RequestError
+from ssd_ascend.errors import RequestError, SsdError
+from ssd_ascend.log import get_logger
 
 if TYPE_CHECKING:
     import llguidance
+
+log = get_logger(__name__)
 
 MAX_SOURCE_BYTES = 1 << 20
 _KEPT = 64
@@ -73,6 +76,16 @@ class GrammarCompiler:
         with self._lock:
             if self._tokenizer is None:
                 self._tokenizer = self._read_vocabulary()
+
+    def warm_beside(self) -> None:
+        """The same in a thread of its own, for processes whose loop must not wait for it."""
+        threading.Thread(target=self._try_to_warm, daemon=True).start()
+
+    def _try_to_warm(self) -> None:
+        try:
+            self.warm()
+        except SsdError as error:
+            log.debug("no grammars: %s", error)  # whoever asks for one is told
 
     def matcher(self, grammar: Grammar) -> llguidance.LLMatcher:
         """A fresh matcher at the beginning of `grammar`. Raises RequestError when the grammar cannot be compiled."""
