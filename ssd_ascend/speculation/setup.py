@@ -147,9 +147,7 @@ class DraftSetup:
     def sampler(self, law_dtype: torch.dtype, to_target: torch.Tensor | None = None) -> DraftSampler:
         """How this drafter draws."""
         grammars = self.grammars
-        if (
-            grammars is None
-        ):  # it lives in a process of its own, where the first answer with a grammar should find drafts
+        if grammars is None:  # a process of its own: the first answer with a grammar should find drafts there
             grammars = self.target.grammars()
             grammars.warm_beside()
         return DraftSampler(
