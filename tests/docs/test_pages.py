@@ -18,6 +18,8 @@ from tests.docs.pages import PAGES, ROOT, Command, anchor, commands, headings, l
 COMMANDS = [command for page in PAGES for command in commands(page)]
 QUICK = ("ssd_ascend.plan", "ssd_ascend.doctor")
 """What may run in every test run, in this process; the other commands run in `make slow`."""
+# a module that an earlier test imported is started once more, which is what is wanted
+pytestmark = pytest.mark.filterwarnings("ignore:.*found in sys.modules after import:RuntimeWarning")
 NAMED = r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|sh|toml|md|json|svg|yaml|yml|txt))`"
 FOLDERS = ("ssd_ascend", "tests", "bench", "docs", "scripts")
 FILES = [str(path) for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")]
