@@ -172,3 +172,28 @@ def test_an_engine_may_be_dropped_while_its_graphs_run(pair: Path) -> None:
         gc.collect()
     torch.npu.synchronize()
     assert emulator.count("graph destroyed while it ran") == before
+
+
+def test_garbage_may_be_collected_between_the_updates_of_a_replay(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dropped engine may be found just then: who waits for its graphs waits for the one that waits for us."""
+    dropped = make_engine(pair, speculation(pair, "sd", "model", lookahead=LOOKAHEAD), **ON_NPU)
+    engine = make_engine(pair, speculation(pair, "sd", "model", lookahead=LOOKAHEAD), **ON_NPU)
+    engine.submit(EngineRequest(id=0, prompt_token_ids=PROMPTS[1], sampling=greedy(40)))
+    for _ in range(4):
+        engine.step()
+    begin = torch.npu.graph_task_update_begin
+    held, collected = [dropped], []
+    del dropped
+
+    def collecting(*arguments: object) -> None:
+        if held:
+            held.clear()
+            collected.append(gc.collect())
+        begin(*arguments)
+
+    monkeypatch.setattr(torch.npu, "graph_task_update_begin", collecting)
+    waited = emulator.count("synchronize")
+    engine.step()
+    assert collected
+    assert emulator.count("synchronize") - waited <= 1  # the step's own
+    engine.close()

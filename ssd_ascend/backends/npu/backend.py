@@ -71,6 +71,9 @@ class NpuBackend:
 
     def memory(self, device: torch.device) -> Memory:
         """Free and total bytes; what torch's allocator holds without using it counts as free."""
+        from ssd_ascend.backends.npu.graphs import bury
+
+        bury(device)
         free, total = self._npu.mem_get_info(device)
         idle = self._npu.memory_reserved(device) - self._npu.memory_allocated(device)
         return Memory(free=free + idle, total=total)

@@ -8,11 +8,12 @@ graphs of a target and of its draft can wait for each other for ever (vllm-ascen
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -88,7 +89,7 @@ class NpuGraph:
         self._graph = graph
         self._updates = updates
         self._stream = stream
-        weakref.finalize(self, _retire, graph, stream.device)
+        weakref.finalize(self, _retired().append, (stream.device, graph))
 
     def replay(self) -> None:
         """Start the graph, then update its calls; the host does not wait.
@@ -96,33 +97,34 @@ class NpuGraph:
         The update stream first waits for all that was queued before: a record that overtakes the wait of the previous
         replay would be lost, and this replay would hang.
         """
-        with _no_collection():
-            with trace.span("graph_launch"):
-                self._stream.wait_stream(torch_npu.npu.current_stream())
-                self._graph.replay()
-            with torch_npu.npu.stream(self._stream):
-                for update in self._updates:
-                    with trace.span("graph_update"):
-                        update.run(self._stream)
+        with trace.span("graph_launch"):
+            self._stream.wait_stream(torch_npu.npu.current_stream())
+            self._graph.replay()
+        with torch_npu.npu.stream(self._stream):
+            for update in self._updates:
+                with trace.span("graph_update"):
+                    update.run(self._stream)
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep `_retire` out: it waits for the device, and the device, between launch and updates, waits for us."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+@cache
+def _retired() -> list[tuple[torch.device, Any]]:
+    """Graphs that nobody wants any more and that may still run."""
+    atexit.register(bury)
+    return []
 
 
-def _retire(graph: Any, device: torch.device) -> None:
-    """Let a graph end before it is freed: nobody below does, and a draft's may still run when its engine is dropped."""
+def bury(device: torch.device | None = None) -> None:
+    """Free the graphs that were dropped, on this device or on all, once they have ended. Not while one is replayed.
+
+    Nobody below waits for a graph that is freed, and a draft's may still run when its engine is dropped. Whoever drops
+    it cannot wait either: garbage is collected at any time, also between the updates that a running graph waits for.
+    """
+    mine = [entry for entry in _retired() if device in (None, entry[0])]
     with contextlib.suppress(RuntimeError):  # a device that is lost has said so, and nothing runs on it
-        torch_npu.npu.synchronize(device)
-    del graph
+        for where in {entry[0] for entry in mine}:
+            torch_npu.npu.synchronize(where)
+    for entry in mine:
+        _retired().remove(entry)
 
 
 class NpuGraphs:
@@ -144,6 +146,7 @@ class NpuGraphs:
         with torch_npu.npu.stream(self._stream):
             fn()
         torch_npu.npu.synchronize(self._device)
+        bury(self._device)
         graph = torch_npu.npu.NPUGraph()
         with self._recorder.recording() as updates, torch_npu.npu.graph(graph, pool=self._pool, stream=self._stream):
             fn()
