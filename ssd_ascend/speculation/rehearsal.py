@@ -1,7 +1,7 @@
 """A made-up conversation with a drafter, before its worker says hello.
 
 Kernels compile and memory is touched while nobody waits; otherwise the first requests would be served without
-speculation for as long as that takes, which is seconds on a GPU. Called by `worker_link.serve_worker`.
+speculation for as long as that takes, which is seconds on a GPU. Called by `worker_link.warm_up`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class _Conversation:
     def __init__(self, line: Transport, max_len: int, feature_width: int, dtype: torch.dtype) -> None:
         self._line = line
         self._max_len = max_len
-        self._features = torch.zeros((max_len, feature_width), dtype=dtype) if feature_width else None
+        self._feature_width = feature_width
+        self._dtype = dtype
         self._number = 0
 
     def hold(self, temperatures: tuple[float, ...]) -> None:
@@ -90,7 +91,7 @@ class _Conversation:
         return answer
 
     def _of(self, count: int) -> torch.Tensor | None:
-        return None if self._features is None else self._features[:count]
+        return torch.zeros((count, self._feature_width), dtype=self._dtype) if self._feature_width else None
 
 
 def _drafts(answer: Answer) -> list[list[int]]:
