@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -19,7 +19,7 @@ from ssd_ascend.distributed.collectives import join_group
 from ssd_ascend.distributed.launch import Meeting, Place, call, lead
 from ssd_ascend.errors import ConfigError, TransportError
 from ssd_ascend.planner.calibration import Measured
-from ssd_ascend.probe.rates import timed
+from ssd_ascend.probe.rates import timed, timed_in_a_row
 from ssd_ascend.speculation import worker_process
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.link import make_link
@@ -142,20 +142,9 @@ def _between(backend: Backend, device: torch.device) -> tuple[float, float]:
 def _exchange(backend: Backend, device: torch.device, group: Any) -> tuple[float, float]:
     small = torch.zeros(_SUM_BYTES // 4, device=device)
     large = torch.zeros(_LARGE_BYTES // 4, device=device)
-    small_s = _repeated(backend, device, lambda: group.all_reduce(small), _SUMS)
-    large_s = _repeated(backend, device, lambda: group.broadcast(large), 5)
+    small_s = timed_in_a_row(backend, device, lambda: group.all_reduce(small), _SUMS)
+    large_s = timed_in_a_row(backend, device, lambda: group.broadcast(large), 5)
     return small_s * 1e6, _LARGE_BYTES / large_s / 1e9
-
-
-def _repeated(backend: Backend, device: torch.device, run: Callable[[], object], count: int) -> float:
-    """Seconds of one of `count` in a row: how a model's layers call them."""
-    run()
-    backend.synchronize(device)
-    began = time.perf_counter()
-    for _ in range(count):
-        run()
-    backend.synchronize(device)
-    return (time.perf_counter() - began) / count
 
 
 def second(spec: Mapping[str, Any]) -> None:

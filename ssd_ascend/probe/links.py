@@ -21,6 +21,7 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 from ssd_ascend.backends.base import Backend, Finding
 from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.errors import ConfigError
+from ssd_ascend.probe.rates import timed_in_a_row
 
 _TIMEOUT_S = 180.0
 _ROUNDS = 30
@@ -89,7 +90,7 @@ def _ping(backend: Backend, device: torch.device, rank: int, size: int) -> Findi
             distributed.recv(received, 0)
             distributed.send(received, 0)
 
-    seconds = _timed(backend, device, turn)
+    seconds = timed_in_a_row(backend, device, turn, _ROUNDS)
     right = torch.equal(received.cpu(), message.cpu())
     detail = f"{seconds / 2 * 1e6:.0f} us one way" if right else "another message arrived"
     return Finding(f"send and receive, {size} bytes", "ok" if right else "failed", detail, "" if right else _OFF)
@@ -100,16 +101,6 @@ def _sum(backend: Backend, device: torch.device, rank: int) -> Finding:
     x = torch.full((8, 4096), float(rank + 1), dtype=backend.capabilities.dtypes[0], device=device)
     distributed.all_reduce(x)
     right = bool((x.float() == 3.0).all().item())
-    seconds = _timed(backend, device, lambda: distributed.all_reduce(torch.zeros_like(x)))
+    seconds = timed_in_a_row(backend, device, lambda: distributed.all_reduce(torch.zeros_like(x)), _ROUNDS)
     detail = f"{seconds * 1e6:.0f} us for 8 rows of 4096" if right else "the sum is wrong"
     return Finding("sum over two ranks", "ok" if right else "failed", detail, "" if right else _OFF)
-
-
-def _timed(backend: Backend, device: torch.device, turn: Any) -> float:
-    turn()  # the first meets the other side, which takes seconds
-    backend.synchronize(device)
-    began = time.perf_counter()
-    for _ in range(_ROUNDS):
-        turn()
-    backend.synchronize(device)
-    return (time.perf_counter() - began) / _ROUNDS

@@ -48,5 +48,16 @@ def timed(backend: Backend, device: torch.device, run: Callable[[], object], rou
     return sorted(taken)[rounds // 2]
 
 
+def timed_in_a_row(backend: Backend, device: torch.device, run: Callable[[], object], rounds: int) -> float:
+    """Seconds of one `run` of `rounds` that follow each other with one wait behind all; a first is not counted."""
+    run()
+    backend.synchronize(device)
+    began = time.perf_counter()
+    for _ in range(rounds):
+        run()
+    backend.synchronize(device)
+    return (time.perf_counter() - began) / rounds
+
+
 def _micro(seconds: float) -> str:
     return f"{seconds * 1e6:.0f} us"

@@ -213,15 +213,19 @@ class GraphRunner:
         self._attention.replan(batch.attention, captured.buffers.bucket.tokens)
         captured.graph.replay()
         tokens, output = sum(batch.attention.query_lens_host), captured.outputs[0]
-        features = None if output.features is None else output.features[:tokens]
-        if wanted is None:
-            hidden = None if output.hidden is None else output.hidden[:tokens]
-            greedy = None if output.greedy is None else output.greedy[:tokens]
-            return ModelOutput(output.logits[:tokens], hidden, features, greedy)
-        index = torch.tensor(wanted, dtype=torch.int64).to(output.logits.device, non_blocking=True)
-        hidden = None if output.hidden is None else output.hidden.index_select(0, index)
-        greedy = None if output.greedy is None else output.greedy.index_select(0, index)
-        return ModelOutput(output.logits.index_select(0, index), hidden, features, greedy)
+        index = None
+        if wanted is not None:
+            index = torch.tensor(wanted, dtype=torch.int64).to(output.logits.device, non_blocking=True)
+
+        def asked_for(rows: torch.Tensor) -> torch.Tensor:
+            return rows[:tokens] if index is None else rows.index_select(0, index)
+
+        return ModelOutput(
+            logits=asked_for(output.logits),
+            hidden=None if output.hidden is None else asked_for(output.hidden),
+            features=None if output.features is None else output.features[:tokens],
+            greedy=None if output.greedy is None else asked_for(output.greedy),
+        )
 
 
 def _wanted(rows: Rows[Row], lengths: list[int]) -> list[int] | None:

@@ -25,7 +25,7 @@ from ssd_ascend.weights.loader import read_config
 _CONNECT_S: Final = 1.5
 _HELLO_S: Final = 5.0
 _SEND_S: Final = 0.5
-"""A line that takes no more bytes for so long is given up: the step loop must not wait for it."""
+"""A line that takes no more bytes for so long is given up."""
 _PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 2.0
 _REFUSED_PAUSE_S: Final = 10.0

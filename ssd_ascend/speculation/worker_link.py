@@ -80,14 +80,6 @@ def _draft_device(setup: DraftSetup) -> tuple[str, int]:
     return kind or setup.backend.name, int(index or 0)
 
 
-def build_worker(
-    kind: DrafterKind, setup: DraftSetup, transport: Transport, *, overlaps: bool
-) -> tuple[DraftWorker, Hello]:
-    """A worker on this side of `transport`, with a drafter of its own, and what it says of itself first."""
-    drafter = build_drafter(kind, setup)
-    return make_worker(drafter, setup, transport, overlaps=overlaps), hello_of(drafter, setup)
-
-
 def build_drafter(kind: DrafterKind, setup: DraftSetup) -> Drafter:
     """Load the drafter, with room for the branches that the configuration asks for."""
     return kind.build(replace(setup, width=make_fan_out(setup.config.fan_out, setup.lookahead).width))
@@ -210,9 +202,10 @@ class InProcessLink:
 
     def __init__(self, side: TargetSide) -> None:
         target_end, self._worker_end = InProcessTransport.pair()
-        self._draft_worker, hello = build_worker(side.kind, side.setup, self._worker_end, overlaps=False)
+        drafter = build_drafter(side.kind, side.setup)
+        self._draft_worker = make_worker(drafter, side.setup, self._worker_end, overlaps=False)
         self._worker_end.attach_pump(self._pump)
-        self._worker = Worker(target_end, hello, generation=0)
+        self._worker = Worker(target_end, hello_of(drafter, side.setup), generation=0)
         self._failure: str | None = None
         self._reason: str | None = None
 
