@@ -6,12 +6,14 @@ or not at all.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from ssd_ascend.errors import ConfigError
 
 Start = Literal["target", "random"]
+_LARGEST_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,7 @@ class SynthesisConfig:
     follow_ups: float = 0.25
 
     def __post_init__(self) -> None:
+        _finite(self)
         _at_least(self, conversations=1, max_length=16, slots=1, max_user_tokens=1)
         _fractions(self, "fork_rate", "follow_ups")
         if len(self.temperatures) != len(self.weights) or not self.weights or min(self.temperatures) < 0.0:
@@ -77,7 +80,11 @@ class TrainingConfig:
     save_every: int = 500
 
     def __post_init__(self) -> None:
-        _at_least(self, steps=1, batch_tokens=16, unroll=1, evaluate_every=1, save_every=1)
+        _finite(self)
+        _at_least(self, steps=1, batch_tokens=16, unroll=1, evaluate_every=1, save_every=1, seed=0)
+        _at_least(self, fork_weight=0, weight_decay=0)
+        if self.seed > _LARGEST_SEED:
+            raise ConfigError(f"seed is {self.seed}", remedy=f"give at most {_LARGEST_SEED}")
         _fractions(self, "warmup", "final_lr", "overlap_weight", "held_out")
         if self.draft_vocab is not None and self.draft_vocab < 1:
             raise ConfigError(f"draft_vocab is {self.draft_vocab}", remedy="give at least 1")
@@ -127,6 +134,14 @@ def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in table.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
+
+
+def _finite(config: Any) -> None:
+    for item in fields(config):
+        value = getattr(config, item.name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, float) and not math.isfinite(number):
+                raise ConfigError(f"{item.name} is {value}", remedy="give a finite number")
 
 
 def _at_least(config: Any, **floors: int) -> None:

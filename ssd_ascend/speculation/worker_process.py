@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from ssd_ascend.errors import ConfigError, TransportError
+from ssd_ascend.errors import ConfigError, SsdError, TransportError
 from ssd_ascend.log import fields, get_logger
 
 if TYPE_CHECKING:
@@ -82,6 +82,9 @@ def main(spec: Mapping[str, Any]) -> None:
         entry(line, spec["config"])
     except TransportError as error:
         log.info("draft worker leaves: %s", error)
+    except SsdError as error:
+        log.error("draft worker: %s", error)
+        sys.exit(1)
     finally:
         line.close()
 

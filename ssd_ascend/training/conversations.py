@@ -105,7 +105,7 @@ def read_jsonl(path: Path, tokenizer: Tokenizer, *, max_length: int) -> Conversa
 def _messages(line: str, where: str) -> list[dict[str, Any]]:
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is no JSON: {error}") from error
     messages = value.get("messages") if isinstance(value, dict) else None
     if not isinstance(messages, list) or not messages:

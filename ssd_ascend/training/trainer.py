@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ssd_ascend.config.training import TrainingConfig
+from ssd_ascend.errors import ConfigError
 from ssd_ascend.log import fields, get_logger
 from ssd_ascend.training.batches import endless, make_batch
 from ssd_ascend.training.conversations import Conversations
@@ -64,15 +65,28 @@ def train(
         step += 1
         watch.saw(losses.loss.detach(), losses.right, losses.weight)
         progress(step, config.steps)
-        if step % config.evaluate_every == 0 or step == config.steps:
+        looks = step % config.evaluate_every == 0 or step == config.steps
+        saves = folder is not None and (step % config.save_every == 0 or step == config.steps)
+        if looks or saves:
+            _must_be_finite(weights, watch, step)
+        if looks:
             records.append({"step": step, **watch.summary(), **_look(weights, lesson, material, config)})
             log.info(
                 "%s", fields(**{name: value for name, value in records[-1].items() if not isinstance(value, list)})
             )
             watch.restart()
-        if folder is not None and (step % config.save_every == 0 or step == config.steps):
+        if folder is not None and saves:
             folder.save(step, {**weights, **optimizer.state()}, records)
     return records
+
+
+def _must_be_finite(weights: Weights, watch: _Watch, step: int) -> None:
+    """ConfigError when training has diverged: neither a checkpoint nor a verdict is worth anything then."""
+    if not watch.is_finite() or not all(bool(torch.isfinite(weight).all()) for weight in weights.values()):
+        raise ConfigError(
+            f"training diverged by step {step}: loss or weights are no finite numbers",
+            remedy="lower --lr and --muon-lr, and take another --out; nothing of these steps was saved",
+        )
 
 
 def _resume(weights: Weights, optimizer: Optimizer, folder: RunFolder | None) -> tuple[int, list[dict[str, Any]]]:
@@ -116,6 +130,10 @@ class _Watch:
         """Loss, right guesses by step, their weights."""
         self._sums = [a + b for a, b in zip(self._sums, values, strict=True)] if self._sums else list(values)
         self._steps += 1
+
+    def is_finite(self) -> bool:
+        """Whether every loss since the last look was a number; waits for the device."""
+        return bool(torch.isfinite(self._sums[0]).all())
 
     def summary(self) -> dict[str, Any]:
         """What happened since the last one; waits for the device."""

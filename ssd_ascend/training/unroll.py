@@ -153,7 +153,7 @@ def _judge(
         part = slice(first, first + _SCORE_ROWS)
         logits = matmul_float32(normed[part], head.t())
         own = logits.gather(1, wanted[part].clamp_min(0).unsqueeze(1))
-        rank = (logits > own).sum(-1, dtype=torch.int32)
+        rank = (~(logits <= own)).sum(-1, dtype=torch.int32)  # a head that says NaN has guessed nothing
         ranks.append(rank.masked_fill(wanted[part] < 0, torch.iinfo(torch.int32).max))
         log_p = (states[part].float() * rows[text[part]].float()).sum(-1) - sums[part]
         log_q = own.squeeze(1) - logits.logsumexp(-1)

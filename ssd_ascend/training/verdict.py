@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,12 @@ class Questions:
     temperature: float = 1.0
     seeds: tuple[int, ...] = (0, 1, 2)
 
+    def __post_init__(self) -> None:
+        if not self.seeds:
+            raise ConfigError("sampled answers need a seed", remedy="give --seeds 1 or more")
+        if not 0.0 <= self.temperature < math.inf:
+            raise ConfigError(f"temperature is {self.temperature}", remedy="give a finite number, 0 or more")
+
     @property
     def depth(self) -> int:
         """Steps of self-conditioning that a chain, or a branch after the longest chain, can reach."""
@@ -56,7 +63,7 @@ def read_prompts(file: Path, tokenizer: Tokenizer) -> list[list[int]]:
             continue
         try:
             prompts.append(tokenizer.chat.render(_messages(line), add_generation_prompt=True))
-        except (ValueError, RequestError) as error:
+        except (ValueError, RecursionError, RequestError) as error:
             raise ConfigError(f"{file}, line {number}: {error}") from error
     if not prompts:
         raise ConfigError(f"{file} holds no prompts")

@@ -157,6 +157,15 @@ def test_an_entry_that_names_no_function_says_so(start: Start) -> None:
     assert "exited with status 1" in (supervisor.reason or "")
 
 
+def test_a_worker_that_cannot_work_says_so_in_one_sentence(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    supervisor = start("cannot", RestartPolicy(first_pause_s=LONG_S))
+    assert eventually(lambda: supervisor.restarts == 1)
+    assert "exited with status 1" in (supervisor.reason or "")
+    told = capfd.readouterr().err
+    assert "the head lacks a tensor (complete it)" in told
+    assert "Traceback" not in told
+
+
 def test_a_hello_that_does_not_fit_is_refused(start: Start) -> None:
     def check(hello: Hello) -> None:
         raise ConfigError(f"lookahead {hello.lookahead} there, 9 here")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from ssd_ascend.errors import ConfigError
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.messages import PROTOCOL_VERSION, Hello, Request
 from tests.unit.plain_messages import answer
@@ -39,6 +40,10 @@ def good(line: Transport, config: Mapping[str, Any]) -> None:
 
 def says_nothing(line: Transport, config: Mapping[str, Any]) -> None:
     time.sleep(600.0)
+
+
+def cannot(line: Transport, config: Mapping[str, Any]) -> None:
+    raise ConfigError("the head lacks a tensor", remedy="complete it")
 
 
 def prints(line: Transport, config: Mapping[str, Any]) -> None:

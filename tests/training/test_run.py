@@ -26,7 +26,7 @@ from ssd_ascend.training.optimizer import schedule
 from ssd_ascend.training.run_folder import CHECKPOINT, RunFolder
 from ssd_ascend.training.target import FreshReadings
 from ssd_ascend.training.trainer import Material, train
-from ssd_ascend.training.unroll import unrolled_loss
+from ssd_ascend.training.unroll import outcomes, unrolled_loss
 from tests.training.chatty import write_chatty
 from tests.training.toys import World, make_world, nothing
 
@@ -69,6 +69,29 @@ def test_a_run_taken_up_again_equals_an_unbroken_one(tmp_path: Path) -> None:
 def timeless(record: dict[str, Any]) -> dict[str, Any]:
     """What of a record does not depend on the machine."""
     return {name: value for name, value in record.items() if name not in ("seconds", "tokens_per_s")}
+
+
+def test_a_run_that_diverges_ends_and_saves_nothing_of_it(tmp_path: Path) -> None:
+    """Loss or weights: a checkpoint of either would be taken up again, and a verdict on either means nothing."""
+    world = make_world(tmp_path / "a")
+    wild = TrainingConfig(**{**SMALL_VALUES, "steps": 4, "evaluate_every": 2, "save_every": 1, "lr": 1e30})
+    run = Run(target="t", training=wild)
+    with pytest.raises(ConfigError, match=r"diverged by step \d.*lower --lr"):
+        train(
+            world.weights, world.lesson, material(world), wild, folder=RunFolder(tmp_path / "out", run),
+            progress=nothing,
+        )  # fmt: skip
+    kept = RunFolder(tmp_path / "out", run).load()
+    assert kept is None or all(bool(torch.isfinite(tensor).all()) for tensor in kept[1].values())
+
+
+def test_a_head_that_says_nan_has_guessed_nothing(tmp_path: Path) -> None:
+    world = make_world(tmp_path)
+    batch = make_batch(world.text, list(range(2)), 96, world.target.device)
+    for weight in world.weights.values():
+        weight.data.fill_(float("nan"))
+    result = outcomes(world.weights, world.lesson, batch, world.source.fetch(batch), 2)
+    assert int(result.rank.min()) > 0
 
 
 def test_learning_lowers_the_loss_and_finds_the_targets_words(tmp_path: Path) -> None:
@@ -211,6 +234,10 @@ def test_the_door_makes_judges_and_draws(tmp_path: Path, capsys: pytest.CaptureF
         assert int(llm.stats_of(outputs[0].answers[0])["drafted"]) > 0
 
 
+_MAKE = ("--target", "{target}", "--out", "{out}", "--synthesize", "4")
+_JUDGE = ("--target", "{target}", "--evaluate", "--head", "{target}", "--prompts", "{prompts}")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -222,6 +249,15 @@ def test_the_door_makes_judges_and_draws(tmp_path: Path, capsys: pytest.CaptureF
         (["--target", "{target}", "--out", "{out}", "--synthesize", "0"], "conversations is 0"),
         (["--target", "{target}", "--out", "{out}", "--synthesize", "4", "--draft-vocab", "999"], "draft_vocab is 999"),
         (["--target", "{target}", "--out", "{out}", "--synthesize", "4", "--lk", "2"], "overlap_weight is 2"),
+        ([*_MAKE, "--lr", "nan"], "lr is nan"),
+        ([*_MAKE, "--muon-lr", "inf"], "muon_lr is inf"),
+        ([*_MAKE, "--step-decay", "nan"], "step_decay is nan"),
+        ([*_MAKE, "--fork-weight", "-1"], "fork_weight is -1"),
+        ([*_MAKE, "--seed", "-1"], "seed is -1"),
+        ([*_MAKE, "--seed", "99999999999999999999999"], "seed is 9999"),
+        (["--target", "{target}", "--out", "{out}", "--data", "{deep}"], "line 1 is no JSON"),
+        ([*_JUDGE, "--seeds", "0"], "need a seed"),
+        ([*_JUDGE, "--temperature", "nan"], "temperature is nan"),
         (["--target", "{strange}", "--out", "{out}", "--synthesize", "4"], "unknown model family 'martian'"),
         (["--target", "{target}", "--evaluate"], "--evaluate needs --head"),
         (["--plot", "{out}"], "cannot read .*training.json"),
@@ -235,9 +271,11 @@ def test_what_the_door_refuses(
     config = json.loads((strange / "config.json").read_text())
     (strange / "config.json").write_text(json.dumps({**config, "model_type": "martian"}))
     (tmp_path / "empty").write_text("")
+    (tmp_path / "deep").write_text("[" * 100_000)
+    (tmp_path / "prompts").write_text('"the den"\n')
     names = {
         "target": path, "strange": strange, "out": tmp_path / "out", "missing": tmp_path / "nowhere",
-        "empty": tmp_path / "empty",
+        "empty": tmp_path / "empty", "deep": tmp_path / "deep", "prompts": tmp_path / "prompts",
     }  # fmt: skip
     assert door.main([flag.format(**names) for flag in flags] + ([] if "--plot" in flags else ["--device", "cpu"])) == 2
     assert re.search(message, capsys.readouterr().err)
