@@ -68,4 +68,8 @@ class KVCache:
         if not pairs:
             return
         index = torch.tensor(pairs, dtype=torch.int64).to(self.tensor.device, non_blocking=True)
-        self.tensor.index_copy_(2, index[:, 1], self.tensor.index_select(2, index[:, 0]))
+        self.copy_blocks_at(index[:, 0], index[:, 1])
+
+    def copy_blocks_at(self, copied: torch.Tensor, copies: torch.Tensor) -> None:
+        """The same, as launches that a graph may hold: blocks `copied` int64 [N] over `copies` [N], on the device."""
+        self.tensor.index_copy_(2, copies, self.tensor.index_select(2, copied))

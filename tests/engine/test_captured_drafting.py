@@ -102,6 +102,17 @@ def test_a_captured_round_drafts_what_steps_draft(
     assert captured.tokens == run(pair, PROMPTS, greedy(30), graphs=False).tokens
 
 
+@pytest.mark.skipif(DEVICE == "npu", reason="its branches are always rows, see above")
+@pytest.mark.parametrize("drafter", ["model", "eagle3"])
+def test_a_round_whose_branches_are_rows(pair: Path, used: dict[str, int], drafter: str) -> None:
+    """What devices without tree masks capture, on one that has them."""
+    config = speculation(pair, "ssd", drafter, lookahead=LOOKAHEAD, on_miss="draft", branch_lowering="rows")
+    prompts = [*PROMPTS[:3], *prompts_of([14, 31])]  # of these, some branch off where a block of 16 is full
+    stepwise, captured = (run(pair, prompts, greedy(30), config, graphs=on) for on in (False, True))
+    same_course(stepwise, captured)
+    assert used["rounds"] > 3
+
+
 @pytest.mark.parametrize("drafter", ["model", "eagle3"])
 def test_rows_that_are_drawn_go_step_by_step_beside_greedy_ones(pair: Path, used: dict[str, int], drafter: str) -> None:
     """A sampled row keeps its whole batch out of the graphs of rounds; its steps still replay, to the same tokens."""

@@ -1,5 +1,5 @@
 """What a drafter captures when it is built: single steps wherever there are graphs, whole rounds where lengths may
-live on the device. Called by `model.py` and `eagle3.py`.
+live on the device or are taken anew for every step. Called by `model.py` and `eagle3.py`.
 """
 
 from __future__ import annotations
@@ -72,13 +72,14 @@ def capture(
 
 
 def _forks(setup: DraftSetup, parts: DraftParts, graphs: GraphCapture, catch_up: int) -> CapturedForks | None:
-    """Rounds of `ssd`; None where they go step by step: no masks, or a choice that takes the host."""
-    if not setup.width or not setup.tree_mask or setup.config.fan_out == "auto" or setup.config.lookahead == "auto":
+    """Rounds of `ssd`; None where they go step by step: a choice that takes the host, or no memory."""
+    if not setup.width or setup.config.fan_out == "auto" or setup.config.lookahead == "auto":
         return None
     try:
         return CapturedForks(
             parts, graphs,
             lookahead=setup.lookahead, width=setup.width, max_rows=setup.target.max_num_seqs, per_row=catch_up,
+            masks=setup.tree_mask,
         )  # fmt: skip
     except RuntimeError as error:
         _log.warning("no graphs for rounds of %d branches (%s): they go step by step", setup.width, brief(error))

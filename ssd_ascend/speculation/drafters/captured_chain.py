@@ -90,18 +90,13 @@ class _Chain:
         attention = self._parts.runner.attention
         if not isinstance(attention, StepwiseAttention):
             return
+        self.feed.replan(feeds)
         device, count = self.feed.pack.device, len(feeds)
         ends = [feed.row.start + len(feed.row.tokens) for feed in feeds]
-        table = device["table"]
-        first = AttentionMetadata(
-            [len(feed.row.tokens) for feed in feeds], ends, device["query_start"], device["kv_lens"], table,
-            device["slots"],
-        )  # fmt: skip
-        attention.replan_step(first, self.feed.size.tokens, 0)
         for step in range(self._lookahead - 1):
             ahead = AttentionMetadata(
                 [1] * count, [end + step + 1 for end in ends], device["ahead_start"], device["ahead_kv_lens"][step],
-                table, device["ahead_slots"][step],
+                device["table"], device["ahead_slots"][step],
             )  # fmt: skip
             attention.replan_step(ahead, self.feed.size.rows, step + 1)
 

@@ -1,14 +1,15 @@
 """Glue, fork and branches as two captured graphs, queued one behind the other: a round of `ssd` with one copy back.
 
 The first runs over what is under verification and leaves the likeliest tokens of every row on the device; the second
-decodes a branch per guess, all branches of a sequence in one row under a tree mask. For greedy rows and a fixed
-fan-out, on devices with tree masks and lengths in device memory. Used by `paged.py`.
+decodes a branch per guess: all branches of a sequence in one row under a tree mask where the device has such masks
+(here), else each in a row of its own (`captured_rows.py`). For greedy rows and a fixed fan-out. Used by `paged.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Rows
-from typing import NamedTuple
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -16,45 +17,30 @@ import torch
 from ssd_ascend.backends.base import Graph, GraphCapture
 from ssd_ascend.core.attention import AttentionMetadata
 from ssd_ascend.core.batch import ForwardBatch, Mode, ModelOutput
+from ssd_ascend.kv.blocks import BlockManager
 from ssd_ascend.runtime.pack import Field, Pack, write
 from ssd_ascend.runtime.static import write_tables
 from ssd_ascend.speculation.drafters.captured_chain import Rolled, roll
-from ssd_ascend.speculation.drafters.feed import DraftParts, Feed, FeedSize, StaticFeed, feed_sizes
+from ssd_ascend.speculation.drafters.captured_rows import BranchRows
+from ssd_ascend.speculation.drafters.feed import (
+    DraftParts,
+    Feed,
+    FeedSize,
+    Fork,
+    GlueOutput,
+    StaticFeed,
+    feed_sizes,
+)
 
 _MOST_BRANCHES = 64
 """Branches of one graph: as many rows cost a draft little more than one does (docs/performance.md). In a larger batch
 every sequence gets fewer."""
 
 
-class Fork(NamedTuple):
-    """One sequence under verification: its glue, its drafts, and the guesses as (depth, rank)."""
-
-    feed: Feed
-    drafts: Rows[int]
-    picks: list[tuple[int, int]]
-
-    @property
-    def base(self) -> int:
-        """Entries after glue."""
-        return self.feed.row.start + len(self.feed.row.tokens)
-
-    @property
-    def end(self) -> int:
-        """Entries of committed tokens."""
-        return self.base - len(self.drafts)
-
-
-class _Shared(NamedTuple):
-    """What glue leaves for the branches: the tokens [G, C] that may follow each row, best first, and features."""
-
-    best: torch.Tensor
-    hidden: torch.Tensor | None
-
-
 class _Glue:
     """The glue of one size."""
 
-    def __init__(self, parts: DraftParts, size: FeedSize, lookahead: int, shared: _Shared) -> None:
+    def __init__(self, parts: DraftParts, size: FeedSize, lookahead: int, shared: GlueOutput) -> None:
         self._parts = parts
         self._stride = lookahead + 1
         self._shared = shared
@@ -85,7 +71,8 @@ class _Glue:
     def replay(self, forks: Rows[Fork]) -> None:
         """Run it for these."""
         assert self._graph is not None
-        stage = self.feed.fill([fork.feed for fork in forks])
+        feeds = [fork.feed for fork in forks]
+        stage = self.feed.fill(feeds)
         wanted, fell = (stage.arrays[name].reshape(-1, self._stride) for name in ("wanted", "fell"))
         wanted.fill(0)
         fell.fill(-1)
@@ -96,13 +83,14 @@ class _Glue:
             wanted[i, : count + 1] = np.arange(end - count - 1, end)
             fell[i, :count] = fork.drafts
         self.feed.pack.send()
+        self.feed.replan(feeds)
         self._graph.replay()
 
 
 class _Branches:
     """The branches of up to `rows` sequences, `width` each, `steps` deep."""
 
-    def __init__(self, parts: DraftParts, rows: int, width: int, steps: int, shared: _Shared) -> None:
+    def __init__(self, parts: DraftParts, rows: int, width: int, steps: int, shared: GlueOutput) -> None:
         self._parts, self.rows, self.width, self._steps, self._shared = parts, rows, width, steps, shared
         size, tokens, device = parts.runner.block_size, rows * width, parts.runner.device
         self._max_len = parts.max_len + width * steps
@@ -162,6 +150,25 @@ class _Branches:
         )
         return ForwardBatch(Mode.BRANCH, tokens, arrays["positions"][step], meta, hidden_states=hidden)
 
+    @contextmanager
+    def room(self, forks: Rows[Fork], blocks: BlockManager) -> Iterator[bool]:
+        """See `BranchRows.room`: scratch behind every sequence's own entries."""
+        scratch, tables = self.width * self._steps, [fork.feed.seq.block_table for fork in forks]
+        need = [blocks.blocks_for(fork.base + scratch) - len(table) for fork, table in zip(forks, tables, strict=True)]
+        if (
+            max(fork.base for fork in forks) + self._steps > self._parts.max_len
+            or sum(max(0, more) for more in need) > blocks.num_free
+        ):
+            yield False
+            return
+        for fork, table in zip(forks, tables, strict=True):
+            blocks.grow(table, fork.base + scratch)
+        try:
+            yield True
+        finally:
+            for fork, table in zip(forks, tables, strict=True):
+                blocks.trim(table, fork.base)
+
     def replay(self, forks: Rows[Fork], stride: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run it for these: (int64 [n * width, 1 + steps], guess and drafts of every branch; hidden [.., steps, H])."""
         assert self._graph is not None
@@ -192,32 +199,41 @@ class CapturedForks:
     """Rounds of branches that are `lookahead` deep, for up to `max_rows` sequences."""
 
     def __init__(
-        self, parts: DraftParts, graphs: GraphCapture, *, lookahead: int, width: int, max_rows: int, per_row: int
+        self,
+        parts: DraftParts,
+        graphs: GraphCapture,
+        *,
+        lookahead: int,
+        width: int,
+        max_rows: int,
+        per_row: int,
+        masks: bool,
     ) -> None:
         """Captures. RuntimeError when the device cannot. width: the most branches a sequence gets; per_row: entries to
-        catch up with, beside the drafts."""
+        catch up with, beside the drafts; masks: whether branches share a row."""
         self.lookahead = lookahead
         self.max_rows = min(max_rows, _MOST_BRANCHES)
         device = parts.runner.device
         self.num_ranks = min(width, parts.num_tokens - 1)
         table = parts.table
         rows = self.max_rows * (lookahead + 1)
-        shared = _Shared(
+        shared = GlueOutput(
             torch.zeros((rows, self.num_ranks), dtype=torch.int64, device=device),
             None if table is None else torch.zeros((rows, table.hidden_size), dtype=table.dtype, device=device),
         )
         sizes = feed_sizes(self.max_rows, per_row + lookahead)
         self._glues = [_Glue(parts, size, lookahead, shared) for size in sizes]
         counts = sorted({size.rows for size in sizes}, reverse=True)
-        self._branches = [
-            _Branches(parts, rows, min(width, _MOST_BRANCHES // rows), lookahead, shared) for rows in counts
+        layout = _Branches if masks else BranchRows
+        self._branches: list[_Branches | BranchRows] = [
+            layout(parts, rows, min(width, _MOST_BRANCHES // rows), lookahead, shared) for rows in counts
         ]
-        parts_of_rounds: list[_Glue | _Branches] = [*self._glues, *self._branches]
+        parts_of_rounds: list[_Glue | _Branches | BranchRows] = [*self._glues, *self._branches]
         for part in parts_of_rounds:
             self._capture(part, graphs)
 
     @staticmethod
-    def _capture(part: _Glue | _Branches, graphs: GraphCapture) -> None:
+    def _capture(part: _Glue | _Branches | BranchRows, graphs: GraphCapture) -> None:
         part.capture(graphs)
 
     def __len__(self) -> int:
@@ -229,17 +245,22 @@ class CapturedForks:
         wanted = FeedSize.of(feeds)
         return any(glue.feed.size.holds(wanted) for glue in self._glues)
 
-    def run(self, forks: Rows[Fork]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def run(self, forks: Rows[Fork], blocks: BlockManager) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """Guess and drafts of every branch, `width(n)` a sequence, int64 [n * width, 1 + lookahead]; their features.
 
-        Good until the next call. Picks that a sequence lacks are filled up with its first guess.
+        Good until the next call. What lies in the places of picks that a sequence lacks means nothing. None without
+        room in `blocks` for the branches' entries, which is only borrowed.
         """
         wanted = FeedSize.of([fork.feed for fork in forks])
         glue = next(glue for glue in reversed(self._glues) if glue.feed.size.holds(wanted))
-        glue.replay(forks)
-        return self._for(len(forks)).replay(forks, self.lookahead + 1)
+        branches = self._for(len(forks))
+        with branches.room(forks, blocks) as there_is_room:
+            if not there_is_room:
+                return None
+            glue.replay(forks)
+            return branches.replay(forks, self.lookahead + 1)
 
-    def _for(self, num_seqs: int) -> _Branches:
+    def _for(self, num_seqs: int) -> _Branches | BranchRows:
         return next(branches for branches in reversed(self._branches) if branches.rows >= num_seqs)
 
     def width(self, num_seqs: int) -> int:

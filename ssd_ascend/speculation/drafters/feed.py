@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from ssd_ascend.backends.base import StepwiseAttention
+from ssd_ascend.core.attention import AttentionMetadata
 from ssd_ascend.core.batch import ForwardBatch, Mode
 from ssd_ascend.runtime.inputs import Row
 from ssd_ascend.runtime.model_runner import Chooser, ModelRunner
@@ -32,6 +34,31 @@ class Feed(NamedTuple):
     def num_committed(self) -> int:
         """Entries before the drafts."""
         return len(self.row.tokens) - self.num_tail
+
+
+class Fork(NamedTuple):
+    """One sequence under verification: its glue, its drafts, and the guesses as (depth, rank)."""
+
+    feed: Feed
+    drafts: Rows[int]
+    picks: list[tuple[int, int]]
+
+    @property
+    def base(self) -> int:
+        """Entries after glue."""
+        return self.feed.row.start + len(self.feed.row.tokens)
+
+    @property
+    def end(self) -> int:
+        """Entries of committed tokens."""
+        return self.base - len(self.drafts)
+
+
+class GlueOutput(NamedTuple):
+    """What glue leaves for the branches: the tokens [G, C] that may follow each row, best first, and features."""
+
+    best: torch.Tensor
+    hidden: torch.Tensor | None
 
 
 class FeatureTable(NamedTuple):
@@ -137,6 +164,21 @@ class StaticFeed:
         if self._parts.table is not None:
             self._write_features(stage, feeds, in_store=self._parts.table.store is not None)
         return stage
+
+    def replan(self, feeds: Rows[Feed]) -> None:
+        """Say the lengths of these, where they are the host's: they are the first forward of the graph."""
+        attention, device = self._parts.runner.attention, self.pack.device
+        if not isinstance(attention, StepwiseAttention):
+            return
+        meta = AttentionMetadata(
+            [len(feed.row.tokens) for feed in feeds],
+            [feed.row.start + len(feed.row.tokens) for feed in feeds],
+            device["query_start"],
+            device["kv_lens"],
+            device["table"],
+            device["slots"],
+        )
+        attention.replan_step(meta, self.size.tokens, 0)
 
     def _write_features(self, stage: Stage, feeds: Rows[Feed], *, in_store: bool) -> None:
         """Which feature goes with which entry; those that are not in the store are brought into static memory."""

@@ -21,8 +21,8 @@ from ssd_ascend.speculation.base import Branch, Chain, DraftSequence, Foresight,
 from ssd_ascend.speculation.branches import BranchLayout, RowsLayout, TreeMaskLayout
 from ssd_ascend.speculation.draft_sampler import DraftSampler
 from ssd_ascend.speculation.drafters.capture import NOTHING, Captured
-from ssd_ascend.speculation.drafters.captured_forks import CapturedForks, Fork
-from ssd_ascend.speculation.drafters.feed import Feed
+from ssd_ascend.speculation.drafters.captured_forks import CapturedForks
+from ssd_ascend.speculation.drafters.feed import Fork
 from ssd_ascend.speculation.drafters.tails import Tails
 from ssd_ascend.speculation.drafters.trunk import EntrySource, Trunk
 
@@ -184,19 +184,16 @@ class PagedDrafter:
         if not live or not forks.holds(feeds):
             return None
         width = forks.width(len(live))
-        if not self._grow_scratch(feeds, width, k):
-            return None
         rounds = [Fork(feed, sent[i], _picks(counts(len(sent[i])), len(sent[i]), forks.num_ranks, width))
                   for feed, i in zip(feeds, live, strict=True)]  # fmt: skip
-        try:
-            return self._foresight(forks, rounds, k)
-        finally:
-            for fork in rounds:
-                self._blocks.trim(fork.feed.seq.block_table, fork.base)
+        return self._foresight(forks, rounds, k)
 
-    def _foresight(self, forks: CapturedForks, rounds: Rows[Fork], k: int) -> Foresight:
+    def _foresight(self, forks: CapturedForks, rounds: Rows[Fork], k: int) -> Foresight | None:
         """Run the graphs, bring their verdict to the host; features stay, as copies that outlive the next round."""
-        result, hidden = forks.run(rounds)
+        drafted = forks.run(rounds, self._blocks)
+        if drafted is None:
+            return None
+        result, hidden = drafted
         arriving, width = Arriving(result), forks.width(len(rounds))
         index: list[int] = []
         branches: list[Branch] = []
@@ -212,19 +209,6 @@ class PagedDrafter:
         tokens = torch.tensor([row[1:] for row in rows], dtype=torch.int64)
         chain = Chain(tokens, [k] * len(rows), None, [False] * len(rows), kept)
         return Foresight(branches, [row[0] for row in rows], chain)
-
-    def _grow_scratch(self, feeds: Rows[Feed], width: int, depth: int) -> bool:
-        """Room for `width` branches of every sequence, to be trimmed again; False, and nothing held, without it."""
-        bases = [feed.row.start + len(feed.row.tokens) for feed in feeds]
-        if max(bases) + depth > self._max_positions:
-            return False
-        need = [self._blocks.blocks_for(base + width * depth) - len(feed.seq.block_table)
-                for base, feed in zip(bases, feeds, strict=True)]  # fmt: skip
-        if sum(max(0, blocks) for blocks in need) > self._blocks.num_free:
-            return False
-        for base, feed in zip(bases, feeds, strict=True):
-            self._blocks.grow(feed.seq.block_table, base + width * depth)
-        return True
 
     def branch(
         self,
