@@ -28,8 +28,9 @@ RankTableVersion = Literal["1.0", "1.2", "2.0"]
 class Device:
     """One device: what one rank of a model runs on. Peaks are published; efficiencies say what of them is reached.
 
-    `tflops` has a key for each number format: bf16, fp16, fp32, fp8, int8, fp4. `shares_host` marks devices that are
-    processes of one host (CPU): they share its memory, its bandwidth and its cores.
+    `tflops` has a key for each number format: bf16, fp16, fp32, fp8, int8, fp4. `overlap`: how much of the shorter of
+    reading weights and multiplying the longer one hides; left out, nothing is hidden. `shares_host` marks devices that
+    are processes of one host (CPU): they share its memory, its bandwidth and its cores.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class Device:
     tflops: Mapping[str, Figure]
     memory_efficiency: Figure
     compute_efficiency: Figure
+    overlap: Figure | None = None
     shares_host: bool = False
 
     def __post_init__(self) -> None:
@@ -45,9 +47,10 @@ class Device:
         for name in self.tflops:
             if name not in known:
                 raise FieldError(f"unknown number format; known: {', '.join(known)}", "tflops", name)
-        for name in ("memory_efficiency", "compute_efficiency"):
-            if (value := getattr(self, name).value) > 1.0:
-                raise FieldError(f"{value} is more than everything", name, remedy="give a share of the peak, 0 to 1")
+        for name in ("memory_efficiency", "compute_efficiency", "overlap"):
+            figure: Figure | None = getattr(self, name)
+            if figure is not None and figure.value > 1.0:
+                raise FieldError(f"{figure.value} is more than everything", name, remedy="give a share, 0 to 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +84,10 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
-    """Microseconds that no link and no memory explains. `layer_rows_us` is for more than one row, `round_us` is host
-    work per round of target and speculator, `draft_step_us` comes on top of a draft step's layers."""
+    """Microseconds that no link and no memory explains. `layer_rows_us` is for more than one row, `step_us` and
+    `sequence_us` are the host's work of a step and of each sequence in it, `round_us` comes on top where drafts are
+    verified, `draft_step_us` on top of a draft step's layers, `branch_us` is a speculator's host work for a branch and
+    round. `message_gbps` bounds what a message's bytes pass at when they go through the hosts' sockets."""
 
     message_us: Figure
     collective_us: Figure
@@ -90,8 +95,11 @@ class Software:
     layer_rows_us: Figure | None = None
     eager_op_us: Figure | None = None
     step_us: Figure | None = None
+    sequence_us: Figure | None = None
     draft_step_us: Figure | None = None
+    branch_us: Figure | None = None
     round_us: Figure | None = None
+    message_gbps: Figure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +123,11 @@ class Calibrated:
     layer_us: Figure | None = None
     layer_rows_us: Figure | None = None
     step_us: Figure | None = None
+    sequence_us: Figure | None = None
     draft_step_us: Figure | None = None
+    branch_us: Figure | None = None
     round_us: Figure | None = None
+    message_gbps: Figure | None = None
     links: Mapping[str, CalibratedLink] = field(default_factory=dict)
 
 

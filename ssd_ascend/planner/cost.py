@@ -1,8 +1,8 @@
 """How long a round takes: roofline plus overheads for a forward, alpha plus beta for a message. Microseconds.
 
-A forward is bound by its weights and KV cache (memory) or by its products (compute), and pays overheads per layer that
-neither explains. tests/unit/test_planner_measured.py holds the model against what was measured; docs/topology.md tells
-how far off it is.
+A forward reads weights and KV cache (memory) and multiplies (compute), hides one behind the other as far as its kernels
+do, and pays overheads per layer that neither explains. tests/unit/test_planner_measured.py holds the model against what
+was measured; docs/topology.md tells how far off it is.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ def forward(shape: Shape, rates: Rates, *, rows: int, kv_bytes: float, tp: int =
     """One forward of `rows` tokens on one of `tp` ranks, without what the ranks say to each other."""
     stream = (shape.step_bytes / tp + kv_bytes) / rates.memory
     compute = 2 * shape.step_params * rows / tp / rates.compute
+    busy = max(stream, compute) + (1.0 - rates.overlap) * min(stream, compute)
     per_layer = rates.layer_us if rows == 1 else rates.layer_rows_us
-    return Forward(busy_us=max(stream, compute), idle_us=shape.layers * per_layer + step_us)
+    return Forward(busy_us=busy, idle_us=shape.layers * per_layer + step_us)
 
 
 def draft_steps(shape: Shape, rates: Rates, *, steps: int, rows: int, kv_bytes: float = 0.0) -> Forward:
@@ -101,7 +102,8 @@ class Cost:
         """The target over `rows_per_sequence` tokens of every sequence, collectives included."""
         rows = rows_per_sequence * self.load.batch
         kv = self.load.batch * self.load.context * self.target.kv_bytes_per_token / min(self.tp, self.target.kv_heads)
-        step = forward(self.target, self.rates, rows=rows, kv_bytes=kv, tp=self.tp, step_us=self.rates.step_us)
+        host_us = self.rates.step_us + self.rates.sequence_us * self.load.batch
+        step = forward(self.target, self.rates, rows=rows, kv_bytes=kv, tp=self.tp, step_us=host_us)
         crowd = self.crowd * (self.tp if self.rates.shares_host else 1)
         return Forward(busy_us=step.busy_us * crowd, idle_us=step.idle_us + self._collectives_us(rows))
 
@@ -120,13 +122,14 @@ class Cost:
         return Forward(busy_us=steps.busy_us * self.crowd, idle_us=steps.idle_us)
 
     def branching(self, draft: Shape, sequences: int) -> Forward:
-        """Preparing every branch for `sequences`: one glue pass over K + 1 rows, then K steps of `width` rows each."""
+        """Preparing every branch for `sequences`: one glue pass over K + 1 rows, then K steps of `width` rows each, and
+        the host's work to choose, remember and tell them."""
         kv = sequences * self.load.context * draft.kv_bytes_per_token
         glue_rows = sequences * (self.load.lookahead + 1)
         glue = forward(draft, self.rates, rows=glue_rows, kv_bytes=kv, step_us=self.rates.draft_step_us)
         rows = sequences * self.load.width
         steps = glue + draft_steps(draft, self.rates, steps=self.load.lookahead, rows=rows, kv_bytes=kv)
-        return Forward(busy_us=steps.busy_us * self.crowd, idle_us=steps.idle_us)
+        return Forward(busy_us=steps.busy_us * self.crowd, idle_us=steps.idle_us + self.rates.branch_us * rows)
 
     def message(self, draft: Shape, speculators: int, level: str) -> Message:
         """Outcomes and features down, drafts up (and their law when sampling), posted one speculator after another."""
@@ -136,7 +139,8 @@ class Cost:
         down = load.batch * (_INT * ints + draft.feature_bytes * (load.lookahead + 1))
         law = load.lookahead * draft.vocab * draft.dtype_bytes if load.sampled else 0
         up = load.batch * (_INT * (load.lookahead + 1) + law)
-        wire = max((down + up) / speculators / link.pair, (down + up) / link.device)
+        pair = min(link.pair, self.rates.socket or link.pair)
+        wire = max((down + up) / speculators / pair, (down + up) / link.device)
         posted = 1 + speculators
         return Message(
             us=posted * (self.rates.message_us + link.latency_us) + wire, down_bytes=round(down), up_bytes=round(up)
@@ -151,19 +155,31 @@ class Cost:
         us = self.verify(self.load.lookahead + 1).total_us + self.drafting(draft, self.load.batch).total_us
         return self._speed("sd", us + self.rates.round_us, self.load.tokens_per_round)
 
+    def hit_us(self, draft: Shape, speculators: int, level: str) -> float:
+        """A round whose outcomes were all foreseen. Greedy drafts are told ahead, so messages are on the speculator's
+        side of the race; a law has to be asked for, and waited for, after the verdict."""
+        verify, wide = self.verify(self.load.lookahead + 1), self.branching(draft, -(-self.load.batch // speculators))
+        message_us = self.message(draft, speculators, level).us
+        if self.rates.shares_host:
+            return side_by_side_us(verify, wide) + message_us + self.rates.round_us
+        if self.load.sampled:
+            return max(verify.total_us, wide.total_us) + message_us + self.rates.round_us
+        return max(verify.total_us, wide.total_us + message_us) + self.rates.round_us
+
     def ahead(self, draft: Shape, speculators: int, level: str) -> Speed:
         """Speculating during verification. A row the cache did not foresee declines, or its drafting is waited for;
         the better of the two is told."""
         load = self.load
-        shard = -(-load.batch // speculators)
-        verify, wide = self.verify(load.lookahead + 1), self.branching(draft, shard)
-        overlapped = side_by_side_us(verify, wide) if self.rates.shares_host else max(verify.total_us, wide.total_us)
-        us = overlapped + self.message(draft, speculators, level).us + self.rates.round_us
-        tokens = load.tokens_per_round
-        late = (1.0 - load.hit_rate**load.batch) * self.drafting(draft, shard).total_us
+        us, tokens = self.hit_us(draft, speculators, level), load.tokens_per_round
+        late = self.late_us(draft, speculators)
         declines = self._speed("ssd", us, load.hit_rate * tokens + 1.0 - load.hit_rate, on_miss="decline")
         waits = self._speed("ssd", us + late, tokens, on_miss="draft")
         return max(declines, waits, key=lambda speed: speed.tokens_per_s)
+
+    def late_us(self, draft: Shape, speculators: int) -> float:
+        """What waiting for drafts adds to a round on average: the chance that a row was not foreseen, times a chain."""
+        shard = -(-self.load.batch // speculators)
+        return (1.0 - self.load.hit_rate**self.load.batch) * self.drafting(draft, shard).total_us
 
     def _speed(
         self,

@@ -34,17 +34,22 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Reached rates, in bytes and operations per microsecond; overheads in microseconds."""
+    """Reached rates, in bytes and operations per microsecond; overheads in microseconds. `socket` bounds a message's
+    bytes whatever the link, None where nothing does; the figures' meanings are told in `config/topology.py`."""
 
     memory: float
     compute: float
+    overlap: float
     message_us: float
     collective_us: float
     layer_us: float
     layer_rows_us: float
     step_us: float
+    sequence_us: float
     draft_step_us: float
+    branch_us: float
     round_us: float
+    socket: float | None
     links: dict[str, Link]
     shares_host: bool
 
@@ -76,17 +81,22 @@ def rates_of(topology: Topology, dtype: str) -> Rates:
     memory = measured.memory_gbps.value if measured and measured.memory_gbps else None
     compute = measured.tflops.value if measured and measured.tflops else None
     layer_us = overhead("layer_us")
+    socket = _first(measured.message_gbps if measured else None, software.message_gbps)
     eager = software.eager_op_us.value if software.eager_op_us else 0.0
     return Rates(
         memory=_GBPS * (memory or device.memory_gbps.value * device.memory_efficiency.value),
         compute=_TFLOPS * (compute or device.tflops[name].value * device.compute_efficiency.value),
+        overlap=device.overlap.value if device.overlap else 0.0,
         message_us=max(overhead("message_us"), eager),  # messages are posted outside any graph
         collective_us=overhead("collective_us"),
         layer_us=layer_us,
         layer_rows_us=overhead("layer_rows_us", layer_us),
         step_us=overhead("step_us"),
+        sequence_us=overhead("sequence_us"),
         draft_step_us=overhead("draft_step_us"),
+        branch_us=overhead("branch_us"),
         round_us=overhead("round_us"),
+        socket=socket.value * _GBPS if socket else None,
         links=_links(topology),
         shares_host=device.shares_host,
     )

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ssd_ascend import catalogue
 from ssd_ascend.config.plan import Wish
@@ -36,7 +38,7 @@ class Row(NamedTuple):
 
 
 class Round(NamedTuple):
-    """One pair on two cards: milliseconds, no attention, no scheduler; `rows` branches a draft step."""
+    """One pair on two cards: milliseconds of unfused graphs without attention and scheduler; `rows` branches a step."""
 
     preset: str
     lookahead: int
@@ -72,28 +74,15 @@ H100_STEP = 1e3 / 54.7
 CPU_OTHER_ENGINE = 1e3 / 95.8  # llama.cpp, bf16, one sequence: a whole step
 
 
-# our own engine on H200s, synthetic weights, prompts of 128 tokens, answers of 96 (bench/results/h200-two-cards.json):
-# preset, ranks, lookahead (0: plain), branches, milliseconds of a round with 1, 4 and 16 sequences
-ENGINE_PLAIN = (
-    ("llama-3.1-8b-draft-1b", 1, (4.748, 5.127, 5.272)),
-    ("llama-3.1-8b-draft-1b", 2, (3.801, 3.984, 4.414)),
-    ("qwen3-32b-draft-0.6b", 1, (16.788, 17.059, 18.029)),
-    ("qwen3-32b-draft-0.6b", 2, (10.977, 11.390, 11.820)),
-)
-ENGINE_SD = (
-    ("llama-3.1-8b-draft-1b", 1, 5, (10.375, 10.692, 13.142)),
-    ("llama-3.1-8b-draft-1b", 2, 5, (9.566, 9.762, 12.126)),
-    ("llama-3.1-8b-eagle3", 1, 6, (6.344, 6.654, 8.348)),
-    ("qwen3-32b-draft-0.6b", 1, 6, (23.957, 25.047, 36.714)),
-    ("qwen3-32b-draft-0.6b", 2, 6, (17.967, 18.505, 25.246)),
-)
-# the drafter on a card of its own, steps that hit
-ENGINE_SSD = (
-    ("llama-3.1-8b-draft-1b", 5, 18, (7.559, 10.495)),
-    ("llama-3.1-8b-eagle3", 6, 21, (13.566, 35.112)),
-    ("qwen3-32b-draft-0.6b", 6, 21, (18.256, 19.254, 32.702)),
-)
-BATCHES = (1, 4, 16)
+# our own engine on H200s, synthetic weights at true shapes: results of bench/two_gpus.py, whatever they hold today
+RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
+TWO_CARD_RUN, ONE_CARD_RUN = RESULTS / "h200-two-cards.json", RESULTS / "h200-8b-eagle3-one-card.json"
+PRESETS = {
+    "8b-1b": "llama-3.1-8b-draft-1b",
+    "8b-eagle3": "llama-3.1-8b-eagle3",
+    "32b-0.6b": "qwen3-32b-draft-0.6b",
+    "32b-eagle3": "qwen3-32b-eagle3",
+}
 
 
 def _pair(name: str) -> tuple[Shape, Shape]:
@@ -115,11 +104,10 @@ def h200_rows() -> Iterator[Row]:
         wide = draft_steps(draft, rates, steps=one.lookahead, rows=one.rows)
         ssd = max(verify.total_us, wide.total_us) + message_us
         sd = verify.total_us + narrow.total_us + message_us
-        fitted = one.preset.startswith("llama")
-        name = f"H200, {one.preset}, K {one.lookahead}"
-        yield Row(f"{name}: verify", verify.total_us / 1e3, one.verify, fitted=fitted)
-        yield Row(f"{name}: draft, 1 row", narrow.total_us / 1e3, one.draft, fitted=fitted)
-        yield Row(f"{name}: draft, {one.rows} rows", wide.total_us / 1e3, one.wide, fitted=fitted)
+        name = f"H200, raw graphs, {one.preset}, K {one.lookahead}"
+        yield Row(f"{name}: verify", verify.total_us / 1e3, one.verify, fitted=False)
+        yield Row(f"{name}: draft, 1 row", narrow.total_us / 1e3, one.draft, fitted=False)
+        yield Row(f"{name}: draft, {one.rows} rows", wide.total_us / 1e3, one.wide, fitted=False)
         yield Row(f"{name}: SSD round, two cards", ssd / 1e3, one.ssd, fitted=False)
         yield Row(f"{name}: SD round, two cards", sd / 1e3, one.sd, fitted=False)
     yield from _one_card(rates)
@@ -138,48 +126,60 @@ def _one_card(rates: Rates) -> Iterator[Row]:
         verify = forward(target, rates, rows=lookahead + 1, kv_bytes=0.0)
         wide = draft_steps(draft, rates, steps=lookahead, rows=rows)
         both = side_by_side_us(verify, wide) / 1e3
-        yield Row(f"H200, {name}, K {lookahead}: SSD round, one card", both, measured, fitted=False)
+        yield Row(f"H200, raw graphs, {name}, K {lookahead}: SSD round, one card", both, measured, fitted=False)
 
 
-def engine_rows() -> Iterator[Row]:
-    """Rounds of our own engine, tensor parallelism included: all of them predictions."""
-    for preset, tp, measured in ENGINE_PLAIN:
-        for batch, ms in zip(BATCHES, measured, strict=True):
-            cost = _cost(preset, tp, batch, 1)
-            yield Row(f"{_title(preset, tp)}: plain round, batch {batch}", cost.plain().round_ms, ms, fitted=False)
-    for preset, tp, lookahead, measured in ENGINE_SD:
-        for batch, ms in zip(BATCHES, measured, strict=True):
-            cost = _cost(preset, tp, batch, lookahead)
-            assert cost.draft is not None
-            predicted = cost.in_turn(cost.draft).round_ms
-            yield Row(f"{_title(preset, tp)}, K {lookahead}: SD round, batch {batch}", predicted, ms, fitted=False)
-    for preset, lookahead, width, hits in ENGINE_SSD:
-        for batch, ms in zip(BATCHES, hits, strict=False):
-            cost = _cost(preset, 1, batch, lookahead, width)
-            assert cost.draft is not None
-            longer = max(cost.verify(lookahead + 1).total_us, cost.branching(cost.draft, batch).total_us)
-            us = longer + cost.message(cost.draft, 1, "node").us + cost.rates.round_us
-            yield Row(f"{_title(preset, 1)}, K {lookahead}: SSD hit, batch {batch}", us / 1e3, ms, fitted=False)
+def engine_rows(*files: Path) -> Iterator[Row]:
+    """Rounds of our own engine, tensor parallelism and SSD included, as the files of results have them."""
+    for file in files or (TWO_CARD_RUN, ONE_CARD_RUN):
+        outcome = json.loads(file.read_text(encoding="utf-8"))
+        context = outcome["prompt_len"] + outcome["output_len"] // 2
+        for row in outcome["rows"]:
+            if row.get("pair") in PRESETS and "ms_per_step" in row:
+                yield from _engine_row(row, context, one_card=file == ONE_CARD_RUN)
 
 
-def _title(preset: str, tp: int) -> str:
-    return f"our engine, {preset}, TP {tp}"
+def _engine_row(row: dict[str, Any], context: int, *, one_card: bool) -> Iterator[Row]:
+    mode, batch, preset = row["mode"].partition(":")[0], row["batch"], PRESETS[row["pair"]]
+    name = f"our engine, {preset}, TP {row['tp']}"
+    cost = _cost(preset, row, context)
+    if mode == "none":
+        fitted = row["pair"] == "8b-1b"  # layers, steps, sequences; with two ranks: collectives
+        yield Row(f"{name}: plain round, batch {batch}", cost.plain().round_ms, row["ms_per_step"], fitted=fitted)
+        return
+    assert cost.draft is not None
+    name += f", K {row['lookahead']}"
+    if mode == "sd":
+        ms = cost.in_turn(cost.draft).round_ms
+        yield Row(f"{name}: SD round, batch {batch}", ms, row["ms_per_step"], fitted=False)
+    elif not one_card and row.get("ms_per_hit_step"):  # a worker on the target's own card is not what is planned
+        line = " over the devices" if row["mode"].endswith("device") else ""
+        hit_us = cost.hit_us(cost.draft, 1, "node")
+        fitted = row["pair"] == "8b-1b" and batch == 4  # the host's work for a branch
+        yield Row(f"{name}: SSD hit{line}, batch {batch}", hit_us / 1e3, row["ms_per_hit_step"], fitted=fitted)
+        mean_us = hit_us + cost.late_us(cost.draft, 1)
+        yield Row(f"{name}: SSD round{line}, batch {batch}", mean_us / 1e3, row["ms_per_step"], fitted=False)
 
 
-def _cost(preset: str, tp: int, batch: int, lookahead: int, width: int = 1) -> Cost:
-    """What the planner computes with, for sequences of 192 tokens on average."""
-    found = catalogue.find_preset(preset)
-    load = Load(
-        batch=batch, context=192, lookahead=lookahead, width=width, sampled=False, acceptance=0.8, hit_rate=0.85
-    )  # fmt: skip
+def _cost(preset: str, row: dict[str, Any], context: int) -> Cost:
+    """What the planner computes with, for the branches that the worker really had."""
+    found, batch, lookahead = catalogue.find_preset(preset), row["batch"], row["lookahead"] or 1
+    width, hit_rate = 1, 1.0
+    if row.get("lookups"):
+        branches = (row["wasted"] + row["hits"] * lookahead) / lookahead
+        width, hit_rate = max(1, round(branches / row["lookups"])), row["hit_rate"]
+    rates = rates_of(catalogue.find_topology("nvidia-h200-8"), "bfloat16")
     return Cost(
         target=causal_shape(found.target.dims),
         draft=draft_shape(found),
-        rates=rates_of(catalogue.find_topology("nvidia-h200-8"), "bfloat16"),
-        load=load,
-        tp=tp,
+        rates=replace(rates, socket=None) if row["mode"].endswith("device") else rates,
+        load=Load(
+            batch=batch, context=context, lookahead=lookahead, width=width, sampled=False, acceptance=0.8,
+            hit_rate=hit_rate,
+        ),
+        tp=row["tp"],
         tp_level="node",
-    )
+    )  # fmt: skip
 
 
 def cpu_rows() -> Iterator[Row]:

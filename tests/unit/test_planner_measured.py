@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from tests.unit.planner_measured import BEGIN, END, Row, cpu_rows, engine_rows, h200_rows, published_rows, table
+from ssd_ascend import catalogue
+from ssd_ascend.planner.rates import rates_of
+from tests.unit.planner_measured import (
+    BEGIN,
+    END,
+    TWO_CARD_RUN,
+    Row,
+    cpu_rows,
+    engine_rows,
+    h200_rows,
+    published_rows,
+    table,
+)
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "topology.md"
 
@@ -20,45 +34,55 @@ def told(rows: Iterable[Row]) -> list[Row]:
     return found
 
 
-def test_forwards_and_rounds_of_the_h200() -> None:
+def worst(rows: Iterable[Row]) -> float:
+    """The largest error, either way."""
+    errors = [abs(row.error) for row in rows]
+    assert errors
+    return max(errors)
+
+
+def test_raw_graphs_of_the_h200() -> None:
+    """Forwards without attention and scheduler, and rounds made of them: nothing was fitted to them."""
     rows = [row for row in told(h200_rows()) if "vLLM" not in row.what]
     assert len(rows) == 19
-    assert max(abs(row.error) for row in rows) < 0.13
-    rounds = [row for row in rows if "two cards" in row.what]
-    assert len(rounds) == 6
-    assert max(abs(row.error) for row in rounds) < 0.02
+    assert worst(rows) < 0.09
 
 
 def test_another_engine_on_the_h200_is_not_far() -> None:
-    """vLLM does attention and scheduling, which the calibrated graphs lacked: predictions are on the low side."""
     rows = [row for row in told(h200_rows()) if "vLLM" in row.what]
     assert len(rows) == 4
-    assert all(-0.15 < row.error < 0.0 for row in rows)
+    assert worst(rows) < 0.09
 
 
 def test_our_own_engine_on_one_and_two_h200s() -> None:
-    """Plain rounds, two ranks included, within 9 %; SD of few sequences within 14 %.
-
-    Known to come out too fast: larger speculative batches (verification is bound by arithmetic that small tiles do not
-    reach), and whatever sends features (they went through the host, as fast as a socket is). The docs say by how much.
-    """
+    """Whatever the results of bench/two_gpus.py hold: plain and SD rounds within 15 %, two ranks and 64 sequences
+    included; half of the SSD rounds within 15 %. The docs state every error."""
     rows = told(engine_rows())
-    assert len(rows) == 34
+    for what in (": plain round", ": SD round"):
+        assert worst(row for row in rows if what in row.what) < 0.15
+    for what in ("SSD hit", "SSD round"):
+        errors = [abs(row.error) for row in rows if what in row.what]
+        assert statistics.median(errors) < 0.15
 
-    def errors(*parts: str) -> list[float]:
-        found = [row.error for row in rows if all(part in row.what for part in parts)]
-        assert found, parts
-        return found
 
-    assert max(map(abs, errors("plain round"))) < 0.09
-    for batch in ("batch 1", "batch 4"):
-        small = [row for row in rows if "SD round" in row.what and row.what.endswith(batch)]
-        assert len(small) == 5
-        assert max(abs(row.error) for row in small) < 0.14
-    assert all(-0.3 < error < 0.0 for error in errors("SD round", "batch 16"))
-    for pair in ("8b-draft", "32b-draft"):
-        assert abs(next(e for e in errors(pair, "SSD hit", "batch 1"))) < 0.03
-    assert all(error < -0.6 for error in errors("eagle3", "SSD hit"))
+def test_the_work_of_small_tiles_and_many_branches_is_counted() -> None:
+    """What was too fast by a quarter and more before: 112 rows verified, and hundreds of branches."""
+    rows = {row.what: row for row in engine_rows(TWO_CARD_RUN)}
+    pair = "our engine, qwen3-32b-draft-0.6b, TP 1, K 6"
+    assert worst([rows[f"{pair}: SD round, batch 16"], rows[f"{pair}: SSD round, batch 16"]]) < 0.2
+
+
+def test_what_messages_cost_is_what_their_round_trips_took() -> None:
+    """Features through the hosts' sockets, in the same run: bytes there and a packed answer back."""
+    outcome = json.loads(TWO_CARD_RUN.read_text(encoding="utf-8"))
+    rates = rates_of(catalogue.find_topology("nvidia-h200-8"), "bfloat16")
+    assert rates.socket is not None
+    rows = [row for row in outcome["rows"] if row.get("link") == "tcp" and row.get("feature_bytes", 0) > 100_000]
+    assert rows
+    for row in rows:
+        us = 2 * rates.message_us + row["feature_bytes"] / rates.socket
+        print(f"{row['feature_bytes']} bytes: {us:.0f} us, measured {row['round_trip_us']:.0f}")
+        assert us == pytest.approx(row["round_trip_us"], rel=0.35)
 
 
 def test_a_cpu_is_predicted_within_a_third() -> None:
@@ -72,8 +96,8 @@ def test_what_others_published() -> None:
     rows = {row.what.partition(", ")[0] + row.what.rpartition(" ")[2]: row for row in told(published_rows())}
     assert abs(rows["A31"].error) < 0.05
     assert abs(rows["A34"].error) < 0.05
-    assert -0.5 < rows["A332"].error < -0.3
-    assert abs(rows["H1001"].error) < 0.1
+    assert -0.5 < rows["A332"].error < -0.2
+    assert abs(rows["H1001"].error) < 0.15
 
 
 def test_a_wrong_rate_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,8 +112,7 @@ def test_a_wrong_rate_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(rates, memory=rates.memory * 0.9)
 
     monkeypatch.setattr(planner_measured, "rates_of", slower)
-    rounds = [row for row in h200_rows() if "two cards" in row.what]
-    assert max(abs(row.error) for row in rounds) > 0.05
+    assert worst(row for row in h200_rows() if "vLLM" not in row.what) > 0.09
 
 
 def test_the_docs_state_the_errors() -> None:
