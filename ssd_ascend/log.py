@@ -104,6 +104,16 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name if name == _ROOT or name.startswith(f"{_ROOT}.") else f"{_ROOT}.{name}")
 
 
+def adopt(*names: str, level: int) -> None:
+    """Write what libraries log under `names`, from `level` on, as our own lines are written."""
+    own = logging.getLogger(_ROOT)
+    for name in names:
+        logger = logging.getLogger(name)
+        logger.setLevel(level)
+        if own.handlers and not logger.handlers:
+            logger.handlers, logger.propagate = own.handlers, False
+
+
 def use_format(name: str) -> None:
     """Write lines as "text" or as "json" from now on."""
     for handler in logging.getLogger(_ROOT).handlers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 
@@ -48,7 +49,13 @@ def main(argv: Sequence[str] | None = None, *, engine_command: Sequence[str] | N
 
 
 def _announce(line: str) -> None:
-    print(line, flush=True)
+    """Say a line on standard output; who serves from a full disk, or for a reader that has gone, goes on serving."""
+    try:
+        print(line, flush=True)
+    except OSError as error:
+        log.get_logger(__name__).warning("cannot write to standard output (%s): %s", error.strerror, line)
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # what is still buffered must not fail again at exit
 
 
 if __name__ == "__main__":

@@ -63,6 +63,13 @@ def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
         help="seconds a request may take to arrive (default: 60)",
     )
     group.add_argument(
+        "--write-timeout",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds a client may leave its answer unread (default: 60)",
+    )
+    group.add_argument(
         "--request-timeout", type=float, metavar="S", help="seconds an answer may take (default: no limit)"
     )
     group.add_argument(
@@ -135,6 +142,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         max_body_bytes=round(args.max_body_mb * (1 << 20)),
         rate_limit=args.rate_limit,
         read_timeout_s=args.read_timeout,
+        write_timeout_s=args.write_timeout,
         request_timeout_s=args.request_timeout,
         drain_s=args.drain_timeout,
         max_restarts=args.max_restarts,

@@ -13,7 +13,8 @@ class ServerConfig:
 
     drain_s bounds how long requests may go on after SIGTERM, failure_grace_s how long a server whose engine is lost for
     good still answers 503. max_queue: sequences that may wait for room in the batch. rate_limit: requests a minute and
-    key (or client address, where there are no keys). read_timeout_s: how long a client may take to send its request.
+    key (or client address, where there are no keys). read_timeout_s: how long a client may take to send the head of its
+    request, and then its body. write_timeout_s: how long it may leave an answer unread once all buffers are full.
     request_timeout_s: how long an answer may take. max_restarts: engines that may die within ten minutes.
     """
 
@@ -29,6 +30,7 @@ class ServerConfig:
     max_body_bytes: int = 32 << 20
     rate_limit: int | None = None
     read_timeout_s: float = 60.0
+    write_timeout_s: float = 60.0
     request_timeout_s: float | None = None
     drain_s: float = 30.0
     failure_grace_s: float = 2.0
@@ -43,7 +45,7 @@ class ServerConfig:
             _at_least(name, getattr(self, name), 0)
         for name in ("max_body_bytes", "rate_limit"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("read_timeout_s", "request_timeout_s"):
+        for name in ("read_timeout_s", "write_timeout_s", "request_timeout_s"):
             _at_least(name, getattr(self, name), 0.001)
         if self.admin_port is not None and self.admin_key is None:
             raise ConfigError(

@@ -19,7 +19,13 @@ from ssd_ascend.serve.strict import Strict
 from ssd_ascend.serve.tools.offer import Tool, ToolChoice, ToolOffer, offer_of
 
 MAX_PROMPTS = 2048
+MAX_ANSWERS = 2048
+"""To one request: `n` to each of its prompts."""
 NOTHING: tuple[object, ...] = (None,)
+RequestT = TypeVar("RequestT", bound=Strict)
+T = TypeVar("T")
+Items = Annotated[list[T], Field(fail_fast=True)]
+"""A list that is wrong at its first wrong item: a body may hold millions, and only one error is told."""
 
 
 class StreamOptions(Strict):
@@ -164,7 +170,7 @@ class ChatRequest(_Sampled):
         "web_search_options": NOTHING,
     }
 
-    messages: list[Message]
+    messages: Items[Message]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
@@ -207,7 +213,7 @@ class CompletionRequest(_Sampled):
 
     NO_OP_ONLY: ClassVar[Mapping[str, tuple[object, ...]]] = {"best_of": (None, 1), "suffix": (None, "")}
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Items[str] | Items[int] | Items[Items[int]]
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
 
@@ -215,6 +221,10 @@ class CompletionRequest(_Sampled):
         """See `sampling`."""
         if self.echo and self.logprobs is not None:
             raise RequestError("echo together with logprobs is not supported", param="echo", remedy="leave one out")
+        if len(self.prompts) * (self.n or 1) > MAX_ANSWERS:
+            raise RequestError(
+                f"{len(self.prompts)} prompts with n = {self.n} are more than {MAX_ANSWERS} answers", param="n"
+            )
         return self.sampling(max_tokens=_at_least_one("max_tokens", self.max_tokens), logprobs=self.logprobs)
 
     @property
@@ -240,7 +250,7 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Items[Message] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
@@ -250,11 +260,10 @@ class DetokenizeRequest(Strict):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0)]]
+    tokens: Items[Annotated[int, Field(ge=0)]]
     skip_special_tokens: bool = False
 
 
-RequestT = TypeVar("RequestT", bound=Strict)
 
 
 def parse(schema: type[RequestT], body: bytes) -> RequestT:

@@ -10,29 +10,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-
-import uvicorn
-from starlette.types import ASGIApp
+from collections.abc import Callable, Sequence
 
 from ssd_ascend import catalogue
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.engine.async_engine import ENGINE_COMMAND, AsyncEngine, State
 from ssd_ascend.errors import ConfigError, WorkerError
-from ssd_ascend.log import get_logger
+from ssd_ascend.log import adopt, fields, get_logger
 from ssd_ascend.serve.admin import create_admin_app
 from ssd_ascend.serve.app import create_app
 from ssd_ascend.serve.config import ServerConfig
+from ssd_ascend.serve.http_server import HttpServer, Patience
 from ssd_ascend.serve.state import ServerState
 from ssd_ascend.serve.traces import make_provider
 from ssd_ascend.text import Tokenizer
 
 _BACKLOG = 2048
 _DEATHS_WINDOW_S = 600.0
+_LAST_WORDS_S = 1.0
+"""How long clients have, after a second signal, to be told that their answer ends."""
 
 log = get_logger(__name__)
 
@@ -102,21 +103,20 @@ class _Server:
         self._state = ServerState(engine, tokenizer, name, serving)
         endpoint = serving.otlp_endpoint
         self._traces = None if endpoint is None else make_provider(endpoint, model=name)
-        self._http = [self._over(create_app(self._state, self._traces))]
-        if admin is not None:
-            self._http.append(self._over(create_admin_app(self._state)))
-        self._stop = asyncio.Event()
-
-    def _over(self, app: ASGIApp) -> _Http:
-        return _Http(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                timeout_graceful_shutdown=round(self._serving.drain_s) + 5,
-            )
+        apps = [create_app(self._state, self._traces), *([create_admin_app(self._state)] if admin is not None else ())]
+        patience = Patience(
+            head_s=serving.read_timeout_s, unread_s=serving.write_timeout_s, stop_s=serving.drain_s + _LAST_WORDS_S
         )
+        self._http = [HttpServer(app, patience=patience, refused=self._refused) for app in apps]
+        self._stop = asyncio.Event()
+        adopt("uvicorn.error", "asyncio", level=logging.ERROR)
+
+    def _refused(self, status: int, client: str, reason: str) -> None:
+        """What never became a request, or a client that does not read its answer (status 0)."""
+        if status:
+            self._state.metrics.requests.labels("other", str(status)).inc()
+        level = logging.INFO if self._serving.has_access_log else logging.DEBUG
+        log.log(level, "refused %s", fields(status=status, client=client, reason=reason))
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -144,7 +144,13 @@ class _Server:
         """The first one drains; whoever sends a second does not want to wait."""
         if self._stop.is_set():
             self._engine.end_all()
+            asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._leave)
         self._stop.set()
+
+    def _leave(self) -> None:
+        """Wait for no connection any more, even if its client does not read."""
+        for http in self._http:
+            http.force_exit = True
 
     async def _live(self) -> None:
         """Announce every engine that is ready, and return when the server is stopping. Raises WorkerError when one
@@ -185,11 +191,3 @@ class _Server:
 def _url_of(sock: socket.socket) -> str:
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-class _Http(uvicorn.Server):
-    """uvicorn without its signal handling: it would end the process by the signal, and we promise status 0."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield

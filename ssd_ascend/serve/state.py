@@ -82,9 +82,24 @@ class ServerState:
         """The ids of prompts of text, each with the special tokens the model expects around one."""
 
         def work() -> list[list[int]]:
-            return [self.tokenizer.encode(text, add_special_tokens=True) for text in texts]
+            return [self._encode(text, param="prompt", add_special_tokens=True) for text in texts]
 
         return await self.off_loop(sum(len(text) for text in texts), work)
+
+    def _encode(self, text: str, *, param: str, add_special_tokens: bool) -> list[int]:
+        """The ids of a prompt. Raises RequestError for one that cannot fit, before megabytes of it are tokenized."""
+        room = self.engine.require_ready().max_tokens_that_fit
+        if len(text) > room * self.tokenizer.longest_token:
+            raise RequestError(
+                f"the prompt has {len(text)} characters, and an engine for {room} tokens cannot read that many",
+                param=param,
+                code="context_length_exceeded",
+                remedy="shorten the prompt",
+            )
+        try:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except RequestError as error:
+            raise RequestError(error.message, param=param) from error
 
     async def render_chat(
         self,
@@ -98,12 +113,14 @@ class ServerState:
         reserved = sorted({"self", "messages", "tools", "add_generation_prompt"} & set(variables or ()))
         if reserved:
             raise RequestError(f"chat_template_kwargs may not set {reserved[0]}", param="chat_template_kwargs")
-        return await self.off_loop(
-            sum(len(str(turn.get("content"))) for turn in turns),
-            lambda: self.tokenizer.chat.render(
+
+        def work() -> list[int]:
+            text = self.tokenizer.chat.render_text(
                 turns, add_generation_prompt=add_generation_prompt, tools=tools, **(variables or {})
-            ),
-        )
+            )
+            return self._encode(text, param="messages", add_special_tokens=False)  # the template wrote them
+
+        return await self.off_loop(sum(len(str(turn.get("content"))) for turn in turns), work)
 
     def turn(self, message: Message) -> dict[str, Any]:
         """A message as templates read it. Raises RequestError when it says nothing."""

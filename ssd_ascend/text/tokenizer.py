@@ -24,7 +24,10 @@ class Tokenizer:
         self._codec = codec_of(parts.backend, parts.origin)
         self.bos_id = parts.bos_id
         self.eos_ids = parts.eos_ids
-        self.vocab_size = max(parts.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        vocabulary = parts.backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        self.longest_token = max(map(len, vocabulary), default=0)
+        """In characters, as the vocabulary spells it: no token stands for more text."""
         added = parts.backend.get_added_tokens_decoder()
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
         self._bytes: dict[int, bytes] = {}
