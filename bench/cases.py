@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ssd_ascend import env
@@ -20,6 +20,7 @@ KINDS = ("code", "chat", "maths", "copy")
 DATASETS = ("humaneval", "alpaca", "gsm8k", "ultrafeedback", "c4")
 STAND_INS = {"humaneval": "code", "alpaca": "chat", "gsm8k": "maths", "ultrafeedback": "copy", "c4": "copy"}
 """The built-in kind that is used for a data set where there is no SSD_DATASET_DIR."""
+_CHARACTERS_A_TOKEN = 4
 _PROMPTS = Path(__file__).resolve().parent / "prompts"
 
 
@@ -109,6 +110,10 @@ def _text(line: str, where: str) -> str:
 def encode(groups: Iterable[Texts], tokenizer: Tokenizer, *, chat: bool) -> list[Case]:
     """Tokenize: as raw text, or as the user's message of a conversation. The kinds take turns."""
     columns = [[_case(group.kind, text, tokenizer, chat=chat) for text in group.texts] for group in groups]
+    return _in_turns(columns)
+
+
+def _in_turns(columns: Sequence[Sequence[Case]]) -> list[Case]:
     longest = max(map(len, columns), default=0)
     return [column[i] for i in range(longest) for column in columns if i < len(column)]
 
@@ -130,6 +135,16 @@ def random_cases(count: int, length: int, vocab_size: int, *, seed: int = 0) -> 
         Case("random", "", tuple(source.randrange(min(10_000, vocab_size)) for _ in range(length)))
         for _ in range(count)
     ]
+
+
+def random_like(groups: Iterable[Texts], vocab_size: int) -> list[Case]:
+    """Random tokens in place of texts, about as many as the texts have; where there is no tokenizer to tell."""
+    columns = [
+        [replace(random_cases(1, max(1, len(text) // _CHARACTERS_A_TOKEN), vocab_size, seed=i)[0], kind=group.kind)
+         for i, text in enumerate(group.texts)]
+        for group in groups
+    ]  # fmt: skip
+    return _in_turns(columns)
 
 
 def waves(cases: Sequence[Case], batch: int, repeat: int) -> list[list[Case]]:

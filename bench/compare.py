@@ -7,7 +7,6 @@ when the whole band, and the ratio by more than a floor, lie on one side of 1.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder, where `bench` would mean bench.py
 
-from bench.report import markdown
+from bench.report import load, markdown
 from ssd_ascend.errors import ConfigError, SsdError
 
 _FLOOR = 0.02
@@ -38,17 +37,6 @@ class Change:
     low: float
     high: float
     verdict: str
-
-
-def load(path: Path) -> dict[str, Any]:
-    """A result file; ConfigError when it is none."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
-    if not isinstance(value, dict) or not isinstance(value.get("rows"), list):
-        raise ConfigError(f"{path} is no result of a benchmark: it has no rows")
-    return value
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:

@@ -77,8 +77,16 @@ def put_launches(row: Row, engine: OwnEngine, cases: Sequence[Case], sampling: S
     device = load_backend(engine.config.device).device(0)
     if device.type == "cpu":
         return
+    prefill, prefill_steps = _handed_over(engine, cases, replace(sampling, max_tokens=1))
+    calls, steps = _handed_over(engine, cases, replace(sampling, max_tokens=_PROFILED_TOKENS))
+    if steps > prefill_steps:  # what reads a prompt is the same in both runs, and launched piece by piece
+        row["launches_per_step"] = round((calls - prefill) / (steps - prefill_steps), 1)
+
+
+def _handed_over(engine: OwnEngine, cases: Sequence[Case], sampling: SamplingParams) -> tuple[int, int]:
+    """Pieces of work handed to the device by this process, and steps, of a whole run."""
     with torch.profiler.profile(record_shapes=False) as profile:
-        sample = engine.run(cases, replace(sampling, max_tokens=_PROFILED_TOKENS))
+        sample = engine.run(cases, sampling)
     handed = ("Launch", "MemcpyAsync", "MemsetAsync")
     calls = sum(event.count for event in profile.key_averages() if any(word in event.key for word in handed))
-    row["launches_per_step"] = round(calls / max(1, len(sample.steps)), 1)
+    return calls, len(sample.steps)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from bench.cases import Case
-from bench.samples import Drafting, Sample, Step
+from bench.samples import Answer, Drafting, Sample, Step
 from ssd_ascend import trace
 from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.config.engine import EngineConfig
@@ -89,6 +89,7 @@ class _Run:
     ends: dict[int, int] = field(default_factory=dict)
     first_ns: dict[int, int] = field(default_factory=dict)
     outputs: dict[int, list[int]] = field(default_factory=dict)
+    answers: dict[int, Answer] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
 
     def take(self, deltas: Sequence[TokenDelta], now: int) -> bool:
@@ -97,7 +98,12 @@ class _Run:
         for delta in deltas:
             if delta.error is not None:
                 raise SsdError(f"a sequence failed: {delta.error}")
-            if delta.seq_id not in self.first_ns and delta.token_ids:
+            if delta.seq_id in self.first_ns:
+                answer = self.answers[delta.seq_id]
+                answer.tokens += len(delta.token_ids)
+                answer.steps += 1
+                answer.decode_ns = now - self.began_ns - self.first_ns[delta.seq_id]
+            elif delta.token_ids:
                 self.first_ns[delta.seq_id] = now - self.began_ns
                 no_first = False
             self.outputs[delta.seq_id] += delta.token_ids
@@ -132,7 +138,7 @@ class OwnEngine:
         before = self.engine.stats().speculation
         run = _Run(began_ns=time.perf_counter_ns())
         for index, case in enumerate(cases):
-            run.outputs[self._next_id] = []
+            run.outputs[self._next_id], run.answers[self._next_id] = [], Answer()
             params = replace(sampling, seed=sampling.seed if sampling.seed is None else sampling.seed + index)
             self.engine.submit(EngineRequest(id=self._next_id, prompt_token_ids=list(case.token_ids), sampling=params))
             self._next_id += 1
@@ -144,6 +150,7 @@ class OwnEngine:
             ttft_ns=list(run.first_ns.values()),
             outputs=list(run.outputs.values()),
             drafting=_difference(before, self.engine.stats().speculation),
+            answers=list(run.answers.values()),
         )
 
     def top_logprobs(self, token_ids: Sequence[int]) -> dict[int, float]:

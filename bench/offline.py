@@ -105,7 +105,10 @@ def load_cases(args: argparse.Namespace, model: str, chat_template: str | None =
     given = vars(args)
     path = catalogue.resolve_model(model)
     if given.get("random"):
-        return cases.random_cases(given.get("prompts", 8), given.get("input_len", 128), read_config(path).vocab_size)
+        vocab_size = read_config(path).vocab_size
+        if given.get("data_sets") and "input_len" not in given:
+            return cases.random_like(load_texts(args), vocab_size)
+        return cases.random_cases(given.get("prompts", 8), given.get("input_len", 128), vocab_size)
     tokenizer = Tokenizer.load(path, chat_template=chat_template)
     groups = load_texts(args)
     return cases.encode(groups, tokenizer, chat=bool(given.get("chat") or given.get("example")))
@@ -215,13 +218,13 @@ def _rows(
             waves = plan.waves(batch)
             found = differences(waves, samples[first], mine)
             put_equality(row, sum(map(len, waves)), found, judge)
-        rows.append(row | _by_kind(plan, batch, mine))
+        rows.append(row | (_by_kind_together(plan, mine) if plan.continuous else _by_kind(plan, batch, mine)))
     return rows
 
 
 def _by_kind(plan: Plan, batch: int, samples: Sequence[Sample]) -> Row:
     """At batch 1, tokens/s and acceptance length of each kind of prompt."""
-    if batch != 1 or plan.continuous:
+    if batch != 1:
         return {}
     row: Row = {}
     waves = plan.waves(batch)
@@ -229,6 +232,20 @@ def _by_kind(plan: Plan, batch: int, samples: Sequence[Sample]) -> Row:
         mine = [sample for wave, sample in zip(waves, samples, strict=True) if wave[0].kind == kind]
         part = summarise(kind, batch, mine)
         row |= {f"{name}_{kind}": part[name] for name in ("tokens_per_s", "acceptance_length")}
+    return row
+
+
+def _by_kind_together(plan: Plan, samples: Sequence[Sample]) -> Row:
+    """Of prompts that ran in one stream: what the sequences of each kind saw, one by one, from their first token on."""
+    row: Row = {}
+    for kind in dict.fromkeys(case.kind for case in plan.cases):
+        answers = [answer for sample in samples for case, answer in zip(plan.cases, sample.answers, strict=False)
+                   if case.kind == kind]  # fmt: skip
+        seconds, steps = sum(answer.decode_ns for answer in answers) / 1e9, sum(answer.steps for answer in answers)
+        tokens = sum(answer.tokens for answer in answers)
+        if seconds:
+            row[f"tokens_per_s_{kind}"] = round(tokens / seconds, 3)
+            row[f"acceptance_length_{kind}"] = round(tokens / steps, 3)
     return row
 
 

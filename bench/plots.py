@@ -1,4 +1,4 @@
-"""Pictures of a result as PNG files: `bench.py --plots`, or `python -m bench.plots RESULT.json DIR` afterwards.
+"""Pictures of a result as PNG files: `bench.py --plots`, or `python -m bench.report FILE.json --plots DIR` afterwards.
 
 Needs matplotlib (the extra `bench`), which nothing else here does.
 """
@@ -6,8 +6,6 @@ Needs matplotlib (the extra `bench`), which nothing else here does.
 from __future__ import annotations
 
 import importlib
-import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -97,17 +95,18 @@ def _speed(axes: Any, rows: Rows) -> bool:
 
 
 def _kinds(axes: Any, rows: Rows) -> bool:
-    """Tokens per second by mode and kind of prompt, at batch 1."""
+    """Tokens per second by mode and kind of prompt, at the smallest batch."""
     prefix = "tokens_per_s_"
     other = ("lo", "hi", "per_device")
-    rows = [row for row in rows if row["batch"] == 1]
+    batch = min(row["batch"] for row in rows)
+    rows = [row for row in rows if row["batch"] == batch]
     kinds = [key.removeprefix(prefix) for row in rows for key in row if key.startswith(prefix)]
     kinds = [kind for kind in dict.fromkeys(kinds) if kind not in other]
     if not kinds:
         return False
     series = {row["mode"]: {kind: (row[prefix + kind],) * 3 for kind in kinds if prefix + kind in row} for row in rows}
     _bars(axes, kinds, series)
-    axes.set(title="Decoding by kind of prompt, batch 1", ylabel="tokens/s")
+    axes.set(title=f"Decoding by kind of prompt, batch {batch}", ylabel="tokens/s of one sequence")
     return True
 
 
@@ -121,10 +120,12 @@ def _hits(axes: Any, rows: Rows) -> bool:
     """How often the speculation cache had foreseen an outcome, by how many drafts had been kept; and how many such."""
     drawn = _by_place(axes, rows, "hits_at_", title="Hit rate by depth", xlabel="drafts kept before the next token",
                       ylabel="share foreseen")  # fmt: skip
-    for row in rows if drawn else ():
+    counted = [row for row in rows if drawn and _places(row, "hits_at_")]
+    for number, row in enumerate(counted):
+        above = 7 if number % 2 == 0 else -14
         for place, share in _places(row, "hits_at_"):
-            axes.annotate(f"{row[f'lookups_at_{place}']}", (place, share), textcoords="offset points", xytext=(0, 7),
-                          ha="center", fontsize=8, color=_FAINT)  # fmt: skip
+            axes.annotate(f"{row[f'lookups_at_{place}']}", (place, share), textcoords="offset points", ha="center",
+                          xytext=(0, above), fontsize=8, color=axes.lines[number].get_color())  # fmt: skip
     return drawn
 
 
@@ -164,8 +165,3 @@ def _frontier(axes: Any, rows: Rows) -> bool:
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
     return True
-
-
-if __name__ == "__main__":
-    for picture in draw_all(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])):
-        print(picture)

@@ -1,7 +1,11 @@
-"""A benchmark's result: one JSON file, and tables in plain Markdown that need no package."""
+"""A benchmark's result: one JSON file, and tables in plain Markdown that need no package.
+
+`python -m bench.report A.json B.json ...` makes tables and pictures of results that lie there.
+"""
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import importlib.metadata
 import json
@@ -15,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.summary import SPANS, Row
-from ssd_ascend.errors import ConfigError
+from ssd_ascend.errors import ConfigError, SsdError
 
 _PACKAGES = ("ssd-ascend", "torch", "transformers", "numpy")
 _COLUMNS: tuple[tuple[str, str], ...] = (
@@ -82,6 +86,17 @@ def versions() -> dict[str, str]:
     return found
 
 
+def load(path: Path) -> dict[str, Any]:
+    """A result file; ConfigError when it is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    if not isinstance(value, dict) or not isinstance(value.get("rows"), list):
+        raise ConfigError(f"{path} is no result of a benchmark: it has no rows")
+    return value
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a result; ConfigError when the place cannot be written."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False))
@@ -96,9 +111,10 @@ def markdown(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(text)
 
 
-def main_table(rows: Sequence[Row]) -> str:
+def main_table(rows: Sequence[Row], *, leave_out: Sequence[str] = ()) -> str:
     """Speed by mode and batch: medians, with the quartiles of tokens/s. Columns that nobody filled are left out."""
-    columns = [(title, key) for title, key in _COLUMNS if any(row.get(key) is not None for row in rows)]
+    shown = [key for _, key in _COLUMNS if key not in leave_out and any(row.get(key) is not None for row in rows)]
+    columns = [(title, key) for title, key in _COLUMNS if key in shown]
     return markdown([title for title, _ in columns], [[_cell(row, key) for _, key in columns] for row in rows])
 
 
@@ -110,7 +126,8 @@ def _cell(row: Row, key: str) -> str:
         return f"{value}/{row['answers']}"
     if key in ("tokens_per_s", "speedup", "vs_transformers"):
         digits = 1 if key == "tokens_per_s" else 2
-        return f"{value:.{digits}f} ({row[f'{key}_lo']:.{digits}f}..{row[f'{key}_hi']:.{digits}f})"
+        middle, low, high = (f"{row[name]:.{digits}f}" for name in (key, f"{key}_lo", f"{key}_hi"))
+        return middle if row.get("runs") == 1 else f"{middle} ({low}..{high})"
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
@@ -120,8 +137,10 @@ def breakdown_table(rows: Sequence[Row]) -> str:
     keys = [key for span in SPANS if any((key := f"{span}_ms") in row for row in traced)]
     if not traced:
         return ""
-    headers = ["mode", "batch", *(key.removesuffix("_ms") for key in keys), "own", "hit answer"]
     names = ["mode", "batch", *keys, "own_ms", "hit_answer_ms"]
+    if any("host_ms" in row for row in traced):
+        names.remove("own_ms")  # the device's time lies in the host's spans: see `own_ms`
+    headers = [name.removesuffix("_ms").replace("_", " ") for name in names]
     return markdown(headers, [[_cell(row, name) for name in names] for row in traced])
 
 
@@ -164,7 +183,8 @@ def tables(outcome: Mapping[str, Any]) -> str:
     elif rows and "rounds" in rows[0]:
         parts.append(markdown(list(rows[0]), [[_cell(row, key) for key in rows[0]] for row in rows]))
     else:
-        parts += [main_table(rows), breakdown_table(rows), acceptance_table(rows)]
+        queued = ("ttft_ms",) if outcome.get("continuous") else ()  # prompts that wait for their turn, not for us
+        parts += [main_table(rows, leave_out=queued), breakdown_table(rows), acceptance_table(rows)]
     parts += [f"- {remark}" for remark in [*remarks(rows), *outcome.get("failures", ())]]
     if outcome.get("continuous"):
         parts += [_reference_line(outcome, row) for row in rows]
@@ -188,8 +208,9 @@ def _reference_line(outcome: Mapping[str, Any], row: Row) -> str:
     """The line the reference's bench.py ends with."""
     tokens, rate = int(row["tokens"] or 0), float(row["end_to_end_tokens_per_s"] or 0)
     seconds = tokens / int(row["runs"] or 1) / rate if rate else 0.0
+    model = row.get("model") or outcome["model"]
     return (
-        f"Model: {outcome['model']}, Mode: {row['mode']}, Total: {tokens}tok, Time: {seconds:.2f}s, "
+        f"Model: {model}, Mode: {row['mode']}, Total: {tokens}tok, Time: {seconds:.2f}s, "
         f"Total Throughput: {rate:.2f}tok/s"
     )
 
@@ -201,3 +222,36 @@ def write_text(path: Path, text: str) -> None:
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error}") from error
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; errors are one sentence on standard error."""
+    parser = argparse.ArgumentParser(prog="bench.report", description="Tables and pictures of results that lie there.")
+    parser.add_argument("results", nargs="+", type=Path, metavar="RESULT.json")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="all of them as one result")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="the tables, to a file as well")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="PNG pictures; needs matplotlib")
+    args = parser.parse_args(argv)
+    from bench.join import join
+
+    try:
+        outcome = join([load(path) for path in args.results], [path.stem for path in args.results])
+        text = tables(outcome)
+        print(text)
+        if args.json:
+            write_json(args.json, outcome)
+        if args.markdown:
+            write_text(args.markdown, text)
+        if args.plots:
+            from bench.plots import draw_all
+
+            for picture in draw_all(outcome, args.plots):
+                print(f"drew {picture}", file=sys.stderr)
+    except SsdError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

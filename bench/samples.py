@@ -47,6 +47,15 @@ class Drafting:
 
 
 @dataclass(slots=True)
+class Answer:
+    """One sequence from its first token on: the tokens after that one, the steps and the time they took."""
+
+    tokens: int = 0
+    steps: int = 0
+    decode_ns: int = 0
+
+
+@dataclass(slots=True)
 class Sample:
     """One run of one batch of prompts through one engine."""
 
@@ -57,6 +66,8 @@ class Sample:
     outputs: list[list[int]]
     """Per prompt, in their order."""
     drafting: Drafting = field(default_factory=Drafting)
+    answers: list[Answer] = field(default_factory=list)
+    """Per prompt, in their order; empty where the engine does not tell."""
 
     @property
     def decode_steps(self) -> list[Step]:

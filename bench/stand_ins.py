@@ -13,15 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.agreement import Agreement
+from bench.agreement import CORE, Agreement
 from bench.checkpoints import hooked, install, lay_out_head, lay_out_model
+from bench.shapes import eagle3_shape
 from ssd_ascend import catalogue
 from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.config.preset import Dims, ModelPreset
 from ssd_ascend.errors import ConfigError
 
 _NOISE = 0.1
-_NOTICE = "synthetic weights: {accepted:.0%} of drafts kept, {foreseen:.0%} of other outcomes foreseen: set, not learnt"
+_PLAIN_NOTICE = "synthetic weights, and random tokens as prompts"
+_NOTICE = _PLAIN_NOTICE + "; {accepted:.0%} of drafts kept, {foreseen:.0%} of other outcomes foreseen: set, not learnt"
 ACCEPTED, FORESEEN = 0.8, 0.85
 
 
@@ -37,18 +39,20 @@ def stand_ins(args: argparse.Namespace) -> Iterator[str]:
     shares = {key: given.get(key, default) for key, default in usual.items()}
     install()
     with tempfile.TemporaryDirectory() as folder, _environment(hooked(Path(folder) / "hook")):
-        drafts = _lay_out(given, name, Path(folder), Agreement(**shares))
+        drafts = _lay_out(given, name, Path(folder), shares)
         given["random"] = True  # there is no tokenizer, and nothing to read in the answers
-        yield _NOTICE.format(**shares) if drafts else "synthetic weights"
+        yield _NOTICE.format(**shares) if drafts else _PLAIN_NOTICE
 
 
-def _lay_out(given: dict[str, Any], name: str, folder: Path, agreement: Agreement) -> bool:
+def _lay_out(given: dict[str, Any], name: str, folder: Path, shares: dict[str, float]) -> bool:
     """Write the checkpoints and name them in `given`; whether there is a draft whose agreement was set."""
     preset = catalogue.find_preset(name)
     kind = load_backend(given.get("device")).name
-    target = lay_out_model(
-        folder / Path(name).stem, _config(preset.target), device_type=kind, seed=1, noise=_NOISE, core=agreement.core
-    )
+    data = _config(preset.target)
+    core = min(CORE, eagle3_shape(data)["draft_vocab_size"])  # so that a head, too, can follow the chain
+    agreement = Agreement(**shares, core=core)
+    place = folder / Path(name).name.removesuffix(".toml")
+    target = lay_out_model(place, data, device_type=kind, seed=1, noise=_NOISE, core=core)
     given["model"] = str(target)
     if preset.draft is None or preset.speculation is None:
         if given.get("draft") == name:  # it drafts for itself
@@ -60,8 +64,8 @@ def _lay_out(given: dict[str, Any], name: str, folder: Path, agreement: Agreemen
     if given["drafter"] == "eagle3":
         given["draft"] = str(lay_out_head(draft, target, agreement=agreement, noise=_NOISE))
     elif given["drafter"] == "model":
-        data = _config(preset.draft)
-        given["draft"] = str(lay_out_model(draft, data, device_type=kind, seed=2, noise=_NOISE, agreement=agreement))
+        own = _config(preset.draft)
+        given["draft"] = str(lay_out_model(draft, own, device_type=kind, seed=2, noise=_NOISE, agreement=agreement))
     return given["drafter"] in ("eagle3", "model")
 
 

@@ -75,6 +75,13 @@ def test_random_prompts_repeat_themselves_and_have_their_length() -> None:
     assert all(len(case.token_ids) == 7 and max(case.token_ids) < 50 for case in first)
 
 
+def test_random_tokens_stand_in_for_texts_kind_by_kind_and_about_as_long() -> None:
+    groups = [cases.Texts("a", ["x" * 40, "x" * 8]), cases.Texts("b", ["x"])]
+    drawn = cases.random_like(groups, 50)
+    assert [(case.kind, len(case.token_ids)) for case in drawn] == [("a", 10), ("b", 1), ("a", 2)]
+    assert drawn == cases.random_like(groups, 50)
+
+
 def test_waves_are_full_and_cover_all_prompts() -> None:
     prompts = cases.random_cases(5, 2, 50)
     waves = cases.waves(prompts, 2, 2)

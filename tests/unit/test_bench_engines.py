@@ -323,12 +323,28 @@ def test_synthetic_stands_in_for_weights_that_cannot_be_had(tmp_path: Path, caps
     preset.write_text(TINY_PRESET)
     asked = "--modes none,sd --synthetic --accepted 1 --prompts 2 --input-len 8 --output-len 13 --repeat 1 --threads 1"
     assert main(["--model", str(preset), *asked.split(), "--device", "cpu", "--json", str(file)]) == 0
-    assert "synthetic weights: 100% of drafts kept" in capsys.readouterr().out
+    assert "100% of drafts kept" in capsys.readouterr().out
     plain, drafted = json.loads(file.read_text())["rows"]
     assert drafted["same_answers"] == drafted["answers"]
     assert drafted["acceptance_length"] > 3, "of at most 4: three steps for twelve tokens, were no draft ever wrong"
     assert 0 < plain["share_of_floor"] < 1
     assert plain["floor_ms"] > 0
+
+
+def test_a_line_of_the_reference_says_what_each_data_set_saw(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    preset, file = tmp_path / "tiny-1.5.toml", tmp_path / "r.json"
+    preset.write_text(TINY_PRESET)
+    line = "--spec --k 2 --b 1 --numseqs 2 --output_len 9 --gsm8k --alpaca --synthetic --accepted 1 --threads 1"
+    assert main(["--model", str(preset), *line.split(), "--device", "cpu", "--json", str(file)]) == 0
+    result = json.loads(file.read_text())
+    (row,) = result["rows"]
+    assert (result["model"], result["prompts"]) == ("tiny-1.5", 4)
+    for name in ("alpaca", "gsm8k"):
+        assert row[f"tokens_per_s_{name}"] > 0
+        assert 2 < row[f"acceptance_length_{name}"] <= 3
+    assert "Model: tiny-1.5, Mode: sd, Total: 36tok" in capsys.readouterr().out
 
 
 def test_synthetic_needs_a_preset(capsys: pytest.CaptureFixture[str]) -> None:
