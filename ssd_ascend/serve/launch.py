@@ -136,7 +136,7 @@ def _fleet(args: argparse.Namespace, roles: list[Role], topology: Topology) -> A
     if topology.nodes > 1 and any(role.node for role in roles):
         raise ConfigError(
             f"the plan for {topology.name} uses {1 + max(role.node for role in roles)} nodes",
-            remedy="give --ray ADDRESS of a cluster over them; by itself this command starts processes on one",
+            remedy="give --ray ADDRESS of a cluster over them; by itself this command starts processes on one node",
         )
     own = [on_devices(role, topology) for role in roles]
     if topology.device.shares_host:

@@ -1,7 +1,8 @@
 """The processes of a plan on a Ray cluster: an actor for each, placed as the plan says, started anew when it dies.
 
-Needs the extra `ray`. One placement group a replica; a target's devices are one bundle, so they are of one node. The
-actor only holds the process: requests go to the servers themselves, never through Ray.
+Needs the extra `ray`. One placement group a replica; what a target has on one node is one bundle, so it stays together.
+A target over several nodes is an actor for each rank. The actor only holds the process: requests go to the servers
+themselves, never through Ray.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ssd_ascend.config.topology import Topology
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.log import get_logger
 from ssd_ascend.serve.fleet import Placed, booted, place
-from ssd_ascend.serve.roles import SECRET, Role
+from ssd_ascend.serve.roles import SECRET, Role, meeting
 
 _PLACE_S: Final = 120.0
 _CALL_S: Final = 60.0
@@ -38,6 +39,8 @@ class RoleActor:
         """command: module and flags, without an address: that is this node's."""
         self._host: str = import_module("ray").util.get_node_ip_address()
         listed = ["--speculators", ",".join(speculators)] if speculators else []
+        if variables.get("RANK") == "0":  # the others are told once we are placed
+            variables = {**variables, "MASTER_ADDR": self._host}
         self._process = subprocess.Popen(
             [sys.executable, *booted([*command, "--host", self._host, "--port", str(port), *listed])],
             env=env.with_own(variables),
@@ -48,6 +51,11 @@ class RoleActor:
     def host(self) -> str:
         """The address of the actor's node."""
         return self._host
+
+    def node(self) -> str:
+        """Ray's name of the actor's node."""
+        name: str = import_module("ray").get_runtime_context().get_node_id()
+        return name
 
     def pid(self) -> int:
         """The role's process."""
@@ -99,36 +107,48 @@ class RayFleet:
         self._ray.shutdown()
 
     def _start_replica(self, roles: Sequence[Role], ports: dict[str, int]) -> None:
-        group = self._ray.util.placement_group([self._bundle(role) for role in roles], strategy="PACK")
+        bundles = [_bundle_name(role) for role in roles]
+        names = list(dict.fromkeys(bundles))
+        amounts = [sum(len(r.devices) for r, its in zip(roles, bundles, strict=True) if its == one) for one in names]
+        group = self._ray.util.placement_group([self._bundle(amount) for amount in amounts], strategy="PACK")
         self._groups.append(group)
         ready, _ = self._ray.wait([group.ready()], timeout=_PLACE_S)
         if not ready:
-            wanted = ", ".join(f"{len(role.devices)} {self._resource} for {role.name}" for role in roles)
+            wanted = ", ".join(f"{n} {self._resource} for {one}" for n, one in zip(amounts, names, strict=True))
             raise ConfigError(
                 f"the Ray cluster has no room within {_PLACE_S:g} s for {wanted}",
                 remedy="look at `ray status`: nodes must offer these resources",
             )
         speculators: list[str] = []
-        for index, role in enumerate(roles):
+        leader = ""
+        store = next((ports[role.name] for role in roles if role.rank == 1), 0)  # rank 1 listens nowhere itself
+        for role, bundle in zip(roles, bundles, strict=True):
             port = ports[role.name]
-            actor = self._actor(role, group, index, port, speculators if role.kind == "target" else [])
+            variables = {**role.env, **meeting(role, leader, store), SECRET: env.speculator_secret() or ""}
+            asked = [] if role.kind == "speculator" else speculators
+            actor = self._actor(role, group, names.index(bundle)).remote(
+                [role.module, *role.flags], variables, port, list(asked)
+            )
             host = self._ray.get(actor.host.remote(), timeout=_CALL_S)
             self.actors[role.name] = actor
             self.placed.append(Placed(role, host, port))
             if role.kind == "speculator":
                 speculators.append(f"{host}:{port}")
+            elif role.kind == "target":
+                leader = host
 
-    def _bundle(self, role: Role) -> dict[str, float]:
-        bundle = {self._resource: float(len(role.devices))}
+    def _bundle(self, amount: int) -> dict[str, float]:
+        bundle = {self._resource: float(amount)}
         return bundle if self._resource == "CPU" else {**bundle, "CPU": 1.0}
 
-    def _actor(self, role: Role, group: Any, index: int, port: int, speculators: Sequence[str]) -> Any:
+    def _actor(self, role: Role, group: Any, index: int) -> Any:
+        """What makes the actor of a role, in its bundle."""
         scheduling = import_module("ray.util.scheduling_strategies")
         amount = float(len(role.devices))
         options: dict[str, Any] = {"CPU": {"num_cpus": amount}, "GPU": {"num_gpus": amount}}.get(
             self._resource, {"resources": {self._resource: amount}}
         )
-        made = self._ray.remote(RoleActor).options(
+        return self._ray.remote(RoleActor).options(
             name=f"ssd_ascend {role.name} {os.getpid()}",
             max_restarts=-1,
             max_task_retries=-1,
@@ -137,8 +157,11 @@ class RayFleet:
             ),
             **options,
         )
-        variables = {**role.env, SECRET: env.speculator_secret() or ""}
-        return made.remote([role.module, *role.flags], variables, port, list(speculators))
+
+
+def _bundle_name(role: Role) -> str:
+    """Roles of one name share a bundle: what a target has on one node, or a speculator by itself."""
+    return role.name if role.kind == "speculator" else f"replica {role.replica} on node {role.node}"
 
 
 def _ray() -> Any:

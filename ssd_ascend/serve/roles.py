@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple
 
 from ssd_ascend.config.plan import Plan, Replica
 from ssd_ascend.config.topology import Topology
-from ssd_ascend.errors import ConfigError
 from ssd_ascend.planner.machine import Machine
 
 SECRET = "SSD_SPECULATOR_SECRET"
@@ -19,10 +18,15 @@ SECRET = "SSD_SPECULATOR_SECRET"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """One process. `devices` are those of its node, in the order of its ranks; `node` is the node's number."""
+    """One process. `devices` are those of its node, in the order of its ranks; `node` is the node's number.
+
+    A target inside one node is one process, which starts its other ranks itself. One over several nodes is `ranks`
+    processes of a device each: its "target" is rank 0, the others are of kind "rank", and all find each other as under
+    `torchrun` (`meeting`).
+    """
 
     name: str
-    kind: Literal["target", "speculator"]
+    kind: Literal["target", "rank", "speculator"]
     replica: int
     node: int
     devices: tuple[int, ...]
@@ -30,11 +34,21 @@ class Role:
     env: dict[str, str] = field(default_factory=dict)
     module: str
     """What `python -m` runs."""
+    rank: int = 0
+    ranks: int = 1
 
     def command(self, host: str, port: int, speculators: Sequence[str] = ()) -> list[str]:
         """Module and flags of this process at an address; a target is told its speculators' addresses."""
         listed = ["--speculators", ",".join(speculators)] if speculators else []
         return [self.module, *self.flags, "--host", host, "--port", str(port), *listed]
+
+
+def meeting(role: Role, host: str, port: int) -> dict[str, str]:
+    """The environment in which a rank finds the others: a store that rank 0 keeps at this address."""
+    if role.ranks == 1:
+        return {}
+    place = {"RANK": role.rank, "WORLD_SIZE": role.ranks, "LOCAL_RANK": 0, "MASTER_PORT": port}
+    return {"MASTER_ADDR": host} | {name: str(value) for name, value in place.items()}
 
 
 class Flags(NamedTuple):
@@ -45,21 +59,12 @@ class Flags(NamedTuple):
 
 
 def roles_of(plan: Plan, topology: Topology, flags: Flags) -> list[Role]:
-    """Every process of a plan, each replica's speculators before its target.
-
-    ConfigError when the plan cannot be carried out as processes.
-    """
+    """Every process of a plan, each replica's speculators before its target, and a target before its other ranks."""
     return [role for replica in plan.replicas for role in _roles(plan, topology, replica, flags)]
 
 
 def _roles(plan: Plan, topology: Topology, replica: Replica, flags: Flags) -> list[Role]:
     machine = Machine.of(topology)
-    nodes = {device // machine.node_size for device in replica.target}
-    if len(nodes) > 1:
-        raise ConfigError(
-            f"{plan.topology}: the target of replica {replica.index} has ranks on {len(nodes)} nodes",
-            remedy="start such a target under torchrun, one process a device; or choose --tp of at most a node",
-        )
     base = ["--model", plan.preset, *_device_flags(topology)]
     how = ["--speculator", plan.mode]
     if plan.mode != "none":
@@ -69,7 +74,7 @@ def _roles(plan: Plan, topology: Topology, replica: Replica, flags: Flags) -> li
         kind="target",
         module="ssd_ascend.serve",
         replica=replica.index,
-        node=nodes.pop(),
+        node=replica.target[0] // machine.node_size,
         devices=tuple(device % machine.node_size for device in replica.target),
         flags=(*base, *flags.target, "--tp", str(plan.tp), *how),
         env=dict(topology.launch.env),
@@ -87,7 +92,24 @@ def _roles(plan: Plan, topology: Topology, replica: Replica, flags: Flags) -> li
         )
         for number, device in enumerate(replica.speculators)
     ]
-    return [*drafting, target]
+    nodes = [device // machine.node_size for device in replica.target]
+    return [*drafting, *([target] if len(set(nodes)) == 1 else _one_by_one(target, nodes))]
+
+
+def _one_by_one(target: Role, nodes: Sequence[int]) -> list[Role]:
+    """A target over several nodes as a process for each of its ranks."""
+    return [
+        replace(
+            target,
+            name=f"{target.name} rank {rank}" if rank else target.name,
+            kind="rank" if rank else "target",
+            node=node,
+            devices=(device,),
+            rank=rank,
+            ranks=len(nodes),
+        )
+        for rank, (node, device) in enumerate(zip(nodes, target.devices, strict=True))
+    ]
 
 
 def _device_flags(topology: Topology) -> list[str]:

@@ -16,10 +16,13 @@ import pytest
 from ssd_ascend import catalogue
 from ssd_ascend.config.plan import Wish
 from ssd_ascend.errors import ConfigError
+from ssd_ascend.flags import add_engine_arguments, add_launch_arguments
 from ssd_ascend.planner import make_plan
+from ssd_ascend.serve import launch
+from ssd_ascend.serve.arguments import parse_arguments
 from ssd_ascend.serve.fleet import Fleet, Placed, place, speculators_of
 from ssd_ascend.serve.launch import flags_for
-from ssd_ascend.serve.roles import Flags, Role, on_devices, roles_of
+from ssd_ascend.serve.roles import Flags, Role, meeting, on_devices, roles_of
 from ssd_ascend.serve.router import Router
 from ssd_ascend.serve.routing import Replica
 from tests.serve.live import FAKE, PATIENCE_S
@@ -140,14 +143,32 @@ def test_a_plan_becomes_processes() -> None:
     assert flags["--dtype"] == "bfloat16"
 
 
-def test_a_target_over_two_nodes_needs_torchrun() -> None:
+def test_a_target_over_several_nodes_is_a_process_for_each_rank() -> None:
+    """Rank 0 is the target, in the address of which the others find each other; by itself one node cannot carry it."""
+    name = "llama-3.1-70b-draft-1b"
     topology = catalogue.find_topology("nvidia-gb200-nvl72")
-    wish = Wish(tp=16, speculator="none")
-    plan = make_plan(
-        topology, catalogue.find_preset("llama-3.1-70b-draft-1b"), wish, preset_name="llama-3.1-70b-draft-1b"
+    plan = make_plan(topology, catalogue.find_preset(name), Wish(tp=16, speculator="none"), preset_name=name)
+    roles = roles_of(plan, topology, Flags())
+    assert [role.kind for role in roles] == ["target"] + ["rank"] * 15
+    assert [role.rank for role in roles] == list(range(16))
+    assert [(role.node, role.devices) for role in roles[3:6]] == [(0, (3,)), (1, (0,)), (1, (1,))]
+    assert len({role.flags for role in roles}) == 1
+    assert meeting(roles[5], "host", 9000) == {
+        "RANK": "5", "WORLD_SIZE": "16", "LOCAL_RANK": "0", "MASTER_ADDR": "host", "MASTER_PORT": "9000",
+    }  # fmt: skip
+    args = parse_arguments(
+        ["--topology", topology.name, "--preset", name, "--tp", "16"], add_engine_arguments, add_launch_arguments
     )
-    with pytest.raises(ConfigError, match="torchrun"):
-        roles_of(plan, topology, Flags())
+    with pytest.raises(ConfigError, match="uses 4 nodes .*--ray ADDRESS"):
+        launch._fleet(args, roles, topology)
+
+
+def test_a_target_inside_a_node_needs_no_meeting() -> None:
+    topology = catalogue.find_topology("nvidia-h200-8")
+    plan = make_plan(topology, catalogue.find_preset("qwen3-8b-eagle3"), Wish(tp=4), preset_name="qwen3-8b-eagle3")
+    target = next(role for role in roles_of(plan, topology, Flags()) if role.kind == "target")
+    assert (target.ranks, target.devices) == (1, plan.replicas[0].target)
+    assert meeting(target, "host", 9000) == {}
 
 
 def test_every_process_gets_the_flags_it_knows() -> None:
