@@ -119,6 +119,8 @@ class Engine:
         with trace.span("propose"):
             speculation = self._propose(plan)
         output = self._executor.forward(plan, speculation)
+        with trace.span("meanwhile"):
+            self._speculator.meanwhile()
         sampled = plan.sampled
         with trace.span("verify"):
             verification = self._verifier.verify(sampled, speculation, output.logits, output.greedy)

@@ -51,6 +51,10 @@ class Speculator(Protocol):
         """
         ...
 
+    def meanwhile(self) -> None:
+        """The step's forward is under way: time for what need not come before it."""
+        ...
+
     def release(self, seq_ids: Rows[int]) -> None:
         """Forget sequences that finished, were aborted, or were preempted."""
         ...

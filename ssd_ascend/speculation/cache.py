@@ -53,6 +53,10 @@ class SpeculationCache:
         self.hits += entry is not None
         return entry
 
+    def of_sequence(self, seq_id: int) -> list[tuple[VerificationOutcome, CachedSpeculation]]:
+        """All that is prepared for a sequence."""
+        return [(outcome, self._entries[outcome]) for outcome in self._of_sequence.get(seq_id, ())]
+
     def fill(self, outcomes: Rows[VerificationOutcome], chain: Chain) -> None:
         """Row i of `chain` is what to answer when outcomes[i] comes true. Earlier entries of their sequences go."""
         self.drop({outcome.seq_id for outcome in outcomes})

@@ -1,7 +1,8 @@
 """The other end of `ssd`: answers requests from the speculation cache, then drafts for every likely outcome.
 
 A round: apply the request, look up, answer at once; then glue over what is now under verification, fork, decode the
-branches, fill the cache. `serve` loops over a transport; `pump` handles one message, for the in-process variant.
+branches, fill the cache, and tell the target what is in it. `serve` loops over a transport; `pump` handles one message,
+for the in-process variant.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ssd_ascend.speculation.cache import CachedSpeculation, SpeculationCache
 from ssd_ascend.speculation.fallback import FallbackPolicy
 from ssd_ascend.speculation.fan_out import FanOut, FixedFanOut
 from ssd_ascend.transport.base import Transport
-from ssd_ascend.transport.messages import Answer, Attach, Message, Request, Shutdown, Update, WorkerStats
+from ssd_ascend.transport.messages import Answer, Attach, Foreseen, Message, Request, Shutdown, Update, WorkerStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,27 @@ class DraftWorker:
         self._rounds += 1
         with trace.span("worker.foresee"):
             self._foresee([seq for seq, _ in wanted], replies)
+        if not self.request_waits():  # else its answer says as much, and comes sooner without this
+            self._tell_ahead(message.number, [seq for seq, _ in wanted])
+
+    def _tell_ahead(self, number: int, seqs: Rows[DraftSequence]) -> None:
+        """Give the target what it may look up itself."""
+        width, counts, entries = self._lookahead, [], list[int]()
+        for seq in seqs:
+            known = [(outcome, entry) for outcome, entry in self._cache.of_sequence(seq.id) if entry.law is None]
+            counts.append(len(known))
+            for outcome, entry in known:
+                padding = [0] * (width - len(entry.tokens))
+                entries += (outcome.num_accepted, outcome.recovery_token, len(entry.tokens), *entry.tokens, *padding)
+        if not entries:
+            return
+        lengths = [seq.num_tokens for seq in seqs]
+        self._transport.send(
+            Foreseen(
+                number=number, lookahead=width, seq_ids=[seq.id for seq in seqs], num_tokens=lengths, counts=counts,
+                entries=entries, stats=self._stats(),
+            )
+        )  # fmt: skip
 
     # -- a round -----------------------------------------------------------------------------------------------------
 
@@ -294,15 +316,18 @@ class DraftWorker:
             tokens=torch.tensor(padded, dtype=torch.int64).reshape(len(replies), width),
             has_law=[reply.law is not None for reply in replies],
             law=torch.stack(laws) if laws else None,
-            stats=WorkerStats(
-                idle_s=self._idle_s,
-                rounds=self._rounds,
-                lookups=self._cache.lookups,
-                hits=self._cache.hits,
-                cached_drafts=self._cached_drafts,
-                used_drafts=self._used_drafts,
-                cache_bytes=self._cache.num_bytes,
-            ),
+            stats=self._stats(),
+        )
+
+    def _stats(self) -> WorkerStats:
+        return WorkerStats(
+            idle_s=self._idle_s,
+            rounds=self._rounds,
+            lookups=self._cache.lookups,
+            hits=self._cache.hits,
+            cached_drafts=self._cached_drafts,
+            used_drafts=self._used_drafts,
+            cache_bytes=self._cache.num_bytes,
         )
 
 

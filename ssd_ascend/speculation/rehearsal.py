@@ -15,7 +15,7 @@ from ssd_ascend.core.speculation import VerificationOutcome
 from ssd_ascend.speculation.draft_worker import DraftWorker
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.inprocess import InProcessTransport
-from ssd_ascend.transport.messages import Answer, Attach, Request, Update
+from ssd_ascend.transport.messages import Answer, Attach, Foreseen, Request, Update
 
 _PROMPT = 24
 _ROUNDS = 4
@@ -86,8 +86,8 @@ class _Conversation:
     def _ask(self, attaches: list[Attach], updates: list[Update]) -> Answer:
         self._number += 1
         self._line.send(Request(number=self._number, released=[], attaches=attaches, updates=updates))
-        answer = self._line.recv(None)
-        assert isinstance(answer, Answer)
+        while not isinstance(answer := self._line.recv(None), Answer):  # what it has foreseen lies before it
+            assert isinstance(answer, Foreseen)
         return answer
 
     def _of(self, count: int) -> torch.Tensor | None:

@@ -1,5 +1,6 @@
 """The target's end of the line to a draft worker: requests go out, offers come in, and trouble costs speed only.
 
+An outcome that the worker foresaw, and told ahead, is looked up here; for the others there is an answer to wait for.
 A worker that is slow is waited for briefly, then polled; one that is silent, gone or talks nonsense is given up, and
 the link brings another. Used by the `ssd` speculator.
 """
@@ -7,7 +8,7 @@ the link brings another. Used by the `ssd` speculator.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -18,11 +19,12 @@ from ssd_ascend.core.sequence import Sequence
 from ssd_ascend.core.speculation import Source
 from ssd_ascend.core.stats import SpeculationStats
 from ssd_ascend.errors import TransportError
+from ssd_ascend.speculation.answer_check import check_answer
 from ssd_ascend.speculation.recent import Recent
+from ssd_ascend.speculation.told_ahead import ToldAhead
 from ssd_ascend.transport.base import Transport
-from ssd_ascend.transport.messages import Answer, Attach, Hello, Request, Update, WorkerStats
+from ssd_ascend.transport.messages import Answer, Attach, Foreseen, Hello, Request, Update, WorkerStats
 
-_SOURCES = frozenset(int(source) for source in Source)
 _PATIENCE_MOST_S = 1.0
 _PATIENCE_LEAST_S = 0.05
 _PATIENCE_FACTOR = 4.0
@@ -33,6 +35,8 @@ long prompt must not hold up everybody else. Until an answer came back, the next
 _BUSY_FACTOR = 6.0
 """A worker that computes may be silent for so many times longer than one that does not."""
 _WORK_WINDOW_S = 0.5
+_SLACK_S = 1e-3
+"""A worker that idles for longer in every round can be told of a step a little later."""
 
 
 class Worker(NamedTuple):
@@ -121,6 +125,14 @@ class WorkerClient:
         self._was_working = False
         self._posted_s: dict[int, float] = {}
         """When the requests went out that are not answered yet."""
+        self._ahead = ToldAhead(target_vocab=target_vocab, lookahead=lookahead)
+        self._found: set[int] = set()
+        """Sequences of this step whose drafts were told ahead."""
+        self._found_of: dict[int, set[int]] = {}
+        """Likewise, by the request that has no answer yet."""
+        self._open: dict[int, Update] = {}
+        """Outcomes of this step that nothing is known for yet, by sequence."""
+        self._idle_s, self._idle_before_s = Recent(), 0.0
         self._usual_s = Recent()
         self._stale = 0
         self._now = WorkerStats()
@@ -149,16 +161,46 @@ class WorkerClient:
         """The target id of every draft id, None when the vocabularies are one."""
         return None if self._worker is None else self._worker.hello.to_target
 
+    def look_up(self, updates: Rows[Update]) -> bool:
+        """Before `post`: take what was told ahead. True when the step need not wait for an answer: all outcomes were
+        foreseen, and who is new gets nothing yet anyway."""
+        self._found, self._open = set(), {}
+        self._drain()
+        self._open = {update.outcome.seq_id: update for update in updates}
+        self._settle(self._found)
+        return not self._open
+
+    def _settle(self, found: set[int]) -> None:
+        """Offers for the open outcomes that were told ahead; notes in `found` whose they are."""
+        for seq_id, update in list(self._open.items()):
+            drafts = self._ahead.look_up(update.outcome, update.num_tokens_before)
+            if drafts is not None:
+                del self._open[seq_id]
+                found.add(seq_id)
+                length = update.num_tokens_before + len(update.new_tokens)
+                self._offers[seq_id] = Offer(length, Source.HIT, torch.tensor(drafts), None, looked_up=True)
+                self.stats.lookups += 1
+                self.stats.hits += 1
+
+    @property
+    def has_slack(self) -> bool:
+        """True when the worker is usually done long before it hears of the next step."""
+        idle_s = self._idle_s.typical
+        return idle_s is not None and idle_s > _SLACK_S
+
     def post(self, attaches: list[Attach], updates: list[Update], asked: Mapping[int, Asked]) -> None:
         """Send the outcomes of a step; the worker answers for every sequence in `asked`."""
+        found, self._found = self._found, set()
         if self._worker is None or not (attaches or updates or self._released):
             return
+        self._open = {u.outcome.seq_id: u for u in updates if u.outcome.seq_id not in found}
         if self._answered == self._number:
             self._last_heard_s = time.monotonic()
         released, self._released = self._released, []
         self._number += 1
         self._asked = asked
         self._posted_s[self._number] = time.monotonic()
+        self._found_of[self._number] = found
         fan_out = [] if self._fan_out == self._told_fan_out else self._fan_out
         self._told_fan_out = self._fan_out
         try:
@@ -172,11 +214,11 @@ class WorkerClient:
 
     def collect(self) -> None:
         """Take the answer to the last request, waiting a little where that is worth it."""
-        if self._worker is None or self._answered == self._number:
+        if self._worker is None or self._answered == self._number or not self._open:
             return
         start = time.perf_counter()
         try:
-            while self._answered < self._number:
+            while self._answered < self._number and self._open:
                 message = self._worker.transport.recv(0.0 if self._is_late else self._patience_s)
                 if message is None:
                     self._note_silence()
@@ -185,6 +227,14 @@ class WorkerClient:
         except TransportError as error:
             self._lose(str(error))
         self.stats.target_wait_s += time.perf_counter() - start
+
+    def _drain(self) -> None:
+        """Take what lies there."""
+        try:
+            while self._worker is not None and (message := self._worker.transport.recv(0.0)) is not None:
+                self._accept(message)
+        except TransportError as error:
+            self._lose(str(error))
 
     @property
     def _patience_s(self) -> float:
@@ -204,6 +254,8 @@ class WorkerClient:
         """The worker hears of it with the next request; at once, when it holds nothing else and none may follow."""
         for seq_id in seq_ids:
             self._offers.pop(seq_id, None)
+            self._open.pop(seq_id, None)
+            self._ahead.forget([seq_id])
             if seq_id in self.attached:
                 self.attached.discard(seq_id)
                 self._released.append(seq_id)
@@ -221,19 +273,44 @@ class WorkerClient:
     # -- answers -------------------------------------------------------------------------------------------------
 
     def _accept(self, message: object) -> None:
-        if not isinstance(message, Answer):
-            raise TransportError(f"the worker sent a {type(message).__name__} where an answer was due")
-        self._check(message)
-        self._answered = message.number
         self._last_heard_s = time.monotonic()
         self._is_late = False  # it is awake, so the answer that is due deserves a wait
-        self._usual_s.add(self._last_heard_s - self._posted_s[message.number])
-        for number in [number for number in self._posted_s if number <= message.number]:
-            del self._posted_s[number]
-        self._count(message)
-        if message.number < self._number:  # every sequence has moved on
-            self._stale += sum(message.num_tokens)
+        if isinstance(message, Foreseen):
+            self._accept_foreseen(message)
             return
+        if not isinstance(message, Answer):
+            raise TransportError(f"the worker sent a {type(message).__name__} where an answer was due")
+        assert self._worker is not None
+        check_answer(
+            message, after=self._answered, last=self._number, asked=self._asked, lookahead=self._lookahead,
+            target_vocab=self._target_vocab, draft_vocab=self._worker.hello.draft_vocab,
+        )  # fmt: skip
+        self._answered = message.number
+        if self._open or message.number < self._number:  # else nobody waited, and it lay here for a while
+            self._usual_s.add(self._last_heard_s - self._posted_s[message.number])
+        found = self._found_of[message.number]
+        for number in [number for number in self._posted_s if number <= message.number]:
+            del self._posted_s[number], self._found_of[number]
+        self._count(message.stats)
+        if message.number < self._number:  # every sequence has moved on
+            drafted = zip(message.seq_ids, message.num_tokens, strict=True)
+            self._stale += sum(count for seq_id, count in drafted if seq_id not in found)
+            return
+        self._open.clear()
+        self._offer(message, found)
+
+    def _accept_foreseen(self, message: Foreseen) -> None:
+        if not 0 < message.number <= self._number:
+            raise TransportError(f"the worker foresaw round {message.number}, the last one was {self._number}")
+        self._count(message.stats)
+        self._idle_s.add(message.stats.idle_s - self._idle_before_s)
+        self._idle_before_s = message.stats.idle_s
+        self._ahead.take_in(message, self.attached)
+        if self._open and self._number in self._found_of:
+            self._settle(self._found_of[self._number])
+
+    def _offer(self, message: Answer, found: Container[int]) -> None:
+        """Offers from the answer to the last request, but for those that were told ahead."""
         law_row = 0
         for i, seq_id in enumerate(message.seq_ids):
             asked = self._asked[seq_id]
@@ -242,34 +319,14 @@ class WorkerClient:
                 assert message.law is not None
                 law = message.law[law_row, : message.num_tokens[i]]
                 law_row += 1
+            if seq_id in found:
+                continue
             source = Source(message.sources[i])
             if seq_id in self.attached:
                 tokens = message.tokens[i, : message.num_tokens[i]]
                 self._offers[seq_id] = Offer(asked.num_tokens, source, tokens, law, asked.looked_up)
             self.stats.lookups += asked.looked_up
             self.stats.hits += source is Source.HIT
-
-    def _check(self, answer: Answer) -> None:
-        """A broken worker must not reach the verifier: what does not fit is a `TransportError`."""
-        rows = len(answer.seq_ids)
-        assert self._worker is not None
-        drafts = answer.tokens
-        fits = (
-            self._answered < answer.number <= self._number
-            and len(answer.sources) == len(answer.num_tokens) == len(answer.has_law) == rows
-            and drafts.shape == (rows, self._lookahead)
-            and all(0 <= n <= self._lookahead for n in answer.num_tokens)
-            and all(source in _SOURCES for source in answer.sources)
-            and (rows == 0 or bool(((drafts >= 0) & (drafts < self._target_vocab)).all()))
-            and len(set(answer.seq_ids)) == rows
-        )
-        if fits and answer.number == self._number:
-            fits = all(seq_id in self._asked for seq_id in answer.seq_ids)
-        if fits and any(answer.has_law):
-            expected = (sum(answer.has_law), self._lookahead, self._worker.hello.draft_vocab)
-            fits = answer.law is not None and tuple(answer.law.shape) == expected
-        if not fits:
-            raise TransportError(f"the worker's answer {answer.number} does not fit request {self._number}")
 
     def _note_silence(self) -> None:
         self._is_late = True
@@ -300,18 +357,22 @@ class WorkerClient:
         self._released.clear()
         self._offers.clear()
         self._posted_s.clear()
+        self._found_of.clear()
+        self._open.clear()
+        self._ahead.clear()
         self._usual_s = Recent()
+        self._idle_s, self._idle_before_s = Recent(), 0.0
         self._answered = self._number
         self._is_late = False
         self._before = _sum(self._before, self._now)
         self._now = WorkerStats()
 
-    def _count(self, answer: Answer) -> None:
-        self._now = answer.stats
+    def _count(self, now: WorkerStats) -> None:
+        self._now = now
         total = _sum(self._before, self._now)
         self.stats.draft_idle_s = total.idle_s
         self.stats.wasted = total.cached_drafts - total.used_drafts + self._stale
-        self.stats.cache_bytes = answer.stats.cache_bytes
+        self.stats.cache_bytes = now.cache_bytes
 
 
 def _sum(a: WorkerStats, b: WorkerStats) -> WorkerStats:

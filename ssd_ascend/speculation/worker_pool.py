@@ -92,6 +92,19 @@ class WorkerPool:
             ids = {attach.seq_id for attach in own} | {update.outcome.seq_id for update in known}
             client.post(own, known, {seq_id: asked[seq_id] for seq_id in ids})
 
+    def look_up(self, updates: Rows[Update]) -> bool:
+        """See `WorkerClient.look_up`; each worker is asked for its own sequences."""
+        settled = [
+            client.look_up([update for update in updates if update.outcome.seq_id in client.attached])
+            for client in self._ready
+        ]
+        return all(settled)
+
+    @property
+    def has_slack(self) -> bool:
+        """True when all have."""
+        return all(client.has_slack for client in self._ready)
+
     def collect(self) -> None:
         """Take every worker's answer; all of them were asked before any is waited for."""
         for client in self._clients:

@@ -1,4 +1,5 @@
-"""What target and draft worker say to each other: one `Request` down and one `Answer` up per step.
+"""What target and draft worker say to each other: one `Request` down and one `Answer` up per step, and between them,
+unasked, what the worker has `Foreseen`.
 
 A request carries everything the worker needs to bring its own copy of each sequence up to date; the worker keeps no
 secret state, so a fresh one can be attached at any step. Tensors may live on the sender's device.
@@ -13,7 +14,7 @@ import torch
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.core.speculation import VerificationOutcome
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +115,24 @@ class Answer:
     stats: WorkerStats = field(default_factory=WorkerStats)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreseen:
+    """What the worker has ready, told ahead: a target that finds its outcome here need not wait for the answer.
+
+    Sequence i had num_tokens[i] tokens before the outcome, and owns counts[i] of the `entries`, in order. An entry is
+    3 + lookahead numbers: num_accepted, recovery token, number of drafts, the drafts (padded). Only point masses: a law
+    travels with the answer. number: of the request whose round it was.
+    """
+
+    number: int
+    lookahead: int
+    seq_ids: list[int]
+    num_tokens: list[int]
+    counts: list[int]
+    entries: list[int]
+    stats: WorkerStats = field(default_factory=WorkerStats)
+
+
 @dataclass(frozen=True, slots=True)
 class Shutdown:
     """The target leaves; the worker exits."""
@@ -126,4 +145,4 @@ class Refusal:
     reason: str
 
 
-Message = Hello | Request | Answer | Shutdown | Refusal
+Message = Hello | Request | Answer | Foreseen | Shutdown | Refusal

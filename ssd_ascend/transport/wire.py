@@ -21,6 +21,7 @@ from ssd_ascend.transport.frame import FLOAT_DTYPES, MAX_MESSAGE_BYTES, FrameRea
 from ssd_ascend.transport.messages import (
     Answer,
     Attach,
+    Foreseen,
     Hello,
     Message,
     Refusal,
@@ -42,7 +43,7 @@ _GRAMMARS: Final = tuple(GrammarKind)
 _COUNTS: Final = ("rounds", "lookups", "hits", "cached_drafts", "used_drafts", "cache_bytes")
 _LAST_SOURCE: Final = int(max(Source))
 _IDS: Final = frozenset({torch.int64})
-_HELLO, _REQUEST, _ANSWER, _SHUTDOWN, _REFUSAL = 1, 2, 3, 4, 5
+_HELLO, _REQUEST, _ANSWER, _SHUTDOWN, _REFUSAL, _FORESEEN = 1, 2, 3, 4, 5, 6
 
 
 def encode(message: Message, *, limit: int = MAX_MESSAGE_BYTES) -> bytearray:
@@ -55,6 +56,9 @@ def encode(message: Message, *, limit: int = MAX_MESSAGE_BYTES) -> bytearray:
         case Answer():
             _put_answer(w, message)
             return w.finish(_ANSWER, limit=limit)
+        case Foreseen():
+            _put_foreseen(w, message)
+            return w.finish(_FORESEEN, limit=limit)
         case Hello():
             _put_hello(w, message)
             return w.finish(_HELLO, limit=limit)
@@ -74,6 +78,8 @@ def decode(frame: bytearray, *, limit: int = MAX_MESSAGE_BYTES) -> Message:
             message = _get_request(r)
         case 3:
             message = _get_answer(r)
+        case 6:
+            message = _get_foreseen(r)
         case 1:
             message = _get_hello(r)
         case 4:
@@ -81,7 +87,7 @@ def decode(frame: bytearray, *, limit: int = MAX_MESSAGE_BYTES) -> Message:
         case 5:
             message = Refusal(r.text("reason", _MAX_REASON_BYTES))
         case other:
-            raise TransportError(f"message kind {other}: expected 1 to 5")
+            raise TransportError(f"message kind {other}: expected 1 to 6")
     r.finish()
     return message
 
@@ -272,8 +278,33 @@ def _get_grammar(r: FrameReader) -> Grammar | None:
     return Grammar(kind, r.text("grammar", _MAX_GRAMMAR_BYTES), strict)
 
 
+def _put_foreseen(w: FrameWriter, foreseen: Foreseen) -> None:
+    w.words += (foreseen.number, foreseen.lookahead)
+    for values in (foreseen.seq_ids, foreseen.num_tokens, foreseen.counts, foreseen.entries):
+        w.ints(values)
+    _put_stats(w, foreseen.stats)
+
+
+def _get_foreseen(r: FrameReader) -> Foreseen:
+    number, lookahead = r.word("number foreseen for", 0, _INT64_MAX), r.word("lookahead", 0, _MAX_ID)
+    seq_ids = r.ints("seq_ids", 0, _INT64_MAX)
+    num_tokens, counts = r.ints("num_tokens", 0, _MAX_ID), r.ints("counts", 0, _MAX_ID)
+    entries = r.ints("entries", 0, _MAX_ID)
+    if not len(seq_ids) == len(num_tokens) == len(counts) or sum(counts) * (3 + lookahead) != len(entries):
+        lengths = (len(seq_ids), len(num_tokens), len(counts), len(entries))
+        raise TransportError(f"seq_ids, num_tokens, counts and entries of what was foreseen have lengths {lengths}")
+    return Foreseen(
+        number=number,
+        lookahead=lookahead,
+        seq_ids=seq_ids,
+        num_tokens=num_tokens,
+        counts=counts,
+        entries=entries,
+        stats=_get_stats(r),
+    )
+
+
 def _put_answer(w: FrameWriter, answer: Answer) -> None:
-    stats = answer.stats
     w.words.append(answer.number)
     w.ints(answer.seq_ids)
     w.ints(answer.sources)
@@ -281,8 +312,7 @@ def _put_answer(w: FrameWriter, answer: Answer) -> None:
     w.ints(answer.has_law)
     w.ids(answer.tokens)
     w.tensor(answer.law)
-    w.floats.append(stats.idle_s)
-    w.words += (getattr(stats, name) for name in _COUNTS)
+    _put_stats(w, answer.stats)
 
 
 def _get_answer(r: FrameReader) -> Answer:
@@ -311,6 +341,11 @@ def _get_answer(r: FrameReader) -> Answer:
         law=law,
         stats=_get_stats(r),
     )
+
+
+def _put_stats(w: FrameWriter, stats: WorkerStats) -> None:
+    w.floats.append(stats.idle_s)
+    w.words += (getattr(stats, name) for name in _COUNTS)
 
 
 def _get_stats(r: FrameReader) -> WorkerStats:

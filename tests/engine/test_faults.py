@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from ssd_ascend.engine.engine import Engine
 from ssd_ascend.speculation.drafters.paged import PagedDrafter
 from ssd_ascend.speculation.supervisor import WorkerSupervisor
 from ssd_ascend.speculation.worker_link import InProcessLink
-from ssd_ascend.transport.messages import Answer, Message, Shutdown
+from ssd_ascend.transport.messages import Answer, Foreseen, Message, Shutdown
 from ssd_ascend.transport.socket import SocketTransport
 from tests.engine.harness import Run, drive, greedy, make_engine, prompts_of, run, speculation
 from tests.engine.lines import Edited, Late, link_of, through
@@ -120,10 +122,23 @@ def changed(**fields: Any) -> Callable[[Message], Message]:
     """Answers with these fields in place of their own; a function makes the value from the old one."""
 
     def edit(message: Message) -> Message:
-        assert isinstance(message, Answer)
+        if not isinstance(message, Answer):
+            return message
         values = {name: value(getattr(message, name)) if callable(value) else value for name, value in fields.items()}
         own = {name: getattr(message, name) for name in message.__slots__}
         return Answer(**{**own, **values})
+
+    return edit
+
+
+def foreseen(**fields: Any) -> Callable[[Message], Message]:
+    """Likewise, of what is told ahead."""
+
+    def edit(message: Message) -> Message:
+        if not isinstance(message, Foreseen):
+            return message
+        made = {name: value(getattr(message, name)) if callable(value) else value for name, value in fields.items()}
+        return replace(message, **made)
 
     return edit
 
@@ -140,6 +155,10 @@ NONSENSE: dict[str, Callable[[Message], Message]] = {
     "more drafts than fit": changed(num_tokens=lambda counts: [99] * len(counts)),
     "lists of unequal length": changed(sources=[]),
     "no answer": lambda message: Shutdown(),
+    "guesses for a round to come": foreseen(number=lambda number: number + 5),
+    "guesses of another lookahead": foreseen(lookahead=7),
+    "guesses beyond the vocabulary": foreseen(entries=lambda entries: [24] * len(entries)),
+    "more guesses than counted": foreseen(counts=lambda counts: [0] * len(counts)),
 }
 
 
@@ -163,11 +182,18 @@ def test_drafts_that_are_valid_but_random_cost_acceptance_only(pair: Path, monke
     plain = run(pair, SOME, greedy())
     generator = torch.Generator().manual_seed(3)
     scramble = changed(tokens=lambda tokens: torch.randint(0, 24, tokens.shape, generator=generator))
-    through(monkeypatch, lambda line: Edited(line, scramble))
+    ahead = foreseen(entries=lambda entries: _scrambled(entries, lookahead=4))
+    through(monkeypatch, lambda line: Edited(line, lambda message: ahead(scramble(message))))
     other = run(pair, SOME, greedy(), speculation(pair, "ssd"))
     assert other.tokens == plain.tokens
     assert other.stats.speculation.worker_alive
     assert other.stats.speculation.accepted < 0.2 * other.stats.speculation.drafted
+
+
+def _scrambled(entries: list[int], *, lookahead: int) -> list[int]:
+    """The same outcomes, other drafts."""
+    width, chance = 3 + lookahead, random.Random(3)
+    return [value if at % width < 3 else chance.randrange(24) for at, value in enumerate(entries)]
 
 
 @pytest.mark.parametrize("law", ["nan", "inf", "none of it"])
@@ -299,6 +325,8 @@ def holdings(engine: Engine) -> dict[str, int]:
         "offers": len(client._offers),
         "unanswered": len(client._posted_s),
         "released": len(client._released),
+        "told ahead": len(client._ahead),
+        "open": len(client._open),
     }
     if isinstance(drafter, PagedDrafter):
         held["blocks"] = drafter._blocks.num_used

@@ -19,7 +19,7 @@ from ssd_ascend.speculation.drafters.paged import PagedDrafter
 from ssd_ascend.speculation.fallback import FallbackPolicy
 from ssd_ascend.speculation.fan_out import FixedFanOut
 from ssd_ascend.transport.inprocess import InProcessTransport
-from ssd_ascend.transport.messages import Answer, Attach, Request, Update
+from ssd_ascend.transport.messages import Answer, Attach, Foreseen, Request, Update
 from tests.engine.harness import drive, greedy, make_engine, prompts_of, run, speculation
 from tests.engine.lines import worker_of
 
@@ -93,6 +93,7 @@ class Bench:
         fallback = FallbackPolicy("decline")
         self.worker = DraftWorker(drafter, theirs, lookahead=3, fan_out=FixedFanOut((2,) * 4), fallback=fallback)
         self.text = list(TEXT)
+        self.foreseen: list[Foreseen] = []
         self._number = 0
 
     def attach(self) -> Answer:
@@ -118,7 +119,8 @@ class Bench:
 
     def answer(self) -> Answer:
         self.worker.pump()
-        message = self.line.recv(0.0)
+        while isinstance(message := self.line.recv(0.0), Foreseen):
+            self.foreseen.append(message)
         assert isinstance(message, Answer)
         return message
 
@@ -135,6 +137,36 @@ def test_the_foreseen_outcome_is_a_hit_and_another_is_not() -> None:
     bench.update(1, 9)
     assert bench.answer().sources == [Source.DECLINED]
     assert (bench.worker._cache.lookups, bench.worker._cache.hits) == (3, 2)
+
+
+def test_what_was_foreseen_is_told_before_it_is_asked_for() -> None:
+    bench = Bench()
+    bench.attach()
+    bench.update(1)
+    bench.answer()
+    (told,) = bench.foreseen
+    assert (told.number, told.seq_ids, told.num_tokens, told.counts) == (1, [1], [20], [1])
+    assert told.entries == [0, 1, 3, 2, 3, 4]  # none accepted, then 1: three drafts
+
+
+def test_what_is_asked_for_meanwhile_is_not_told_ahead() -> None:
+    """The answer says as much."""
+    bench = Bench()
+    bench.attach()
+    own = bench.worker._foresee
+
+    def slow(*args: Any) -> None:
+        bench.worker._foresee = own  # type: ignore[method-assign]
+        own(*args)
+        bench.update(2, 3, 4, 5)
+
+    bench.worker._foresee = slow  # type: ignore[method-assign]
+    bench.update(1)
+    assert (bench.answer().sources, bench.answer().sources) == ([Source.HIT], [Source.HIT])
+    assert [told.number for told in bench.foreseen] == [1]
+    last = bench.line.recv(0.0)
+    assert isinstance(last, Foreseen)
+    assert last.number == 3
 
 
 def test_a_step_that_was_skipped_takes_its_guesses_along() -> None:

@@ -17,7 +17,17 @@ from ssd_ascend.core.stats import SpeculationStats
 from ssd_ascend.errors import TransportError
 from ssd_ascend.speculation import worker_client
 from ssd_ascend.speculation.worker_client import Asked, Worker, WorkerClient
-from ssd_ascend.transport.messages import PROTOCOL_VERSION, Answer, Attach, Hello, Message, Request, Update, WorkerStats
+from ssd_ascend.transport.messages import (
+    PROTOCOL_VERSION,
+    Answer,
+    Attach,
+    Foreseen,
+    Hello,
+    Message,
+    Request,
+    Update,
+    WorkerStats,
+)
 
 VOCAB, DEPTH = 10, 3
 
@@ -98,6 +108,7 @@ class Stage:
         monkeypatch.setattr(worker_client.time, "monotonic", lambda: self.clock.now)
         self.client = WorkerClient(self.link, self.stats, target_vocab=VOCAB, lookahead=DEPTH, silence_s=10.0)
         self.line = self.new_worker(1)
+        self.knows()
 
     def new_worker(self, generation: int) -> Line:
         line = Line(self.clock)
@@ -112,6 +123,10 @@ class Stage:
         self.link.worker = Worker(line, hello, generation)
         assert self.client.is_ready()
         return line
+
+    def knows(self, seq_id: int = 1) -> None:
+        """As if the worker in service had been told of it before."""
+        self.client.attached.add(seq_id)
 
     def post(self, seq_id: int = 1, num_tokens: int = 8) -> None:
         """One sequence that has `num_tokens` tokens now."""
@@ -176,7 +191,7 @@ def test_an_answer_becomes_an_offer_that_is_taken_once(stage: Stage) -> None:
     stage.client.collect()
     offer = stage.client.take(sequence(8))
     assert offer is not None
-    assert (offer.tokens.tolist(), offer.source, offer.looked_up) == ([5, 6], Source.HIT, False)
+    assert (offer.tokens.tolist(), offer.source, offer.looked_up) == ([5, 6], Source.HIT, True)
     assert offer.law is not None
     assert torch.equal(offer.law, law[0, :2])
     assert stage.client.take(sequence(8)) is None
@@ -207,8 +222,9 @@ def test_when_the_last_sequence_goes_the_worker_hears_of_it_at_once(stage: Stage
     stage.line.due(answer(1))
     nothing = {"seq_ids": [], "sources": [], "num_tokens": [], "has_law": []}
     stage.line.due(answer(2, tokens=torch.zeros(0, DEPTH).long(), **nothing))
-    stage.answered(9)
-    assert stage.client.take(sequence(9)) is not None
+    stage.answered(9)  # attached anew: nothing to wait for
+    stage.answered(10)
+    assert stage.client.take(sequence(10)) is not None
     assert stage.link.reports == []
 
 
@@ -262,9 +278,11 @@ def test_a_line_that_breaks_is_reported_once_and_the_next_worker_knows_nobody(st
     assert stage.link.reports == [(1, "the other side closed the line")]
     stage.line = stage.new_worker(2)
     assert stage.client.attached == set()
-    stage.answered(num_tokens=10)
+    stage.post(num_tokens=10)
     assert [len(stage.line.sent), len(stage.line.sent[0].attaches), stage.line.sent[0].updates] == [1, 1, []]
-    assert stage.client.take(sequence(10)) is not None
+    stage.line.due(answer(stage.line.sent[-1].number, num_tokens=[0], sources=[0]))
+    stage.answered(num_tokens=11)
+    assert stage.client.take(sequence(11)) is not None
 
 
 def test_a_line_that_is_gone_before_the_post(stage: Stage) -> None:
@@ -372,8 +390,100 @@ def test_totals_outlive_a_worker(stage: Stage) -> None:
     stage.line.due(TransportError("gone"))
     stage.client.collect()
     stage.line = stage.new_worker(2)
+    stage.knows()
     stage.post(num_tokens=10)
     again = dataclasses.replace(first, idle_s=1.0, cache_bytes=5)
     stage.line.due(answer(stage.line.sent[-1].number, stats=again))
     stage.client.collect()
     assert (stage.stats.draft_idle_s, stage.stats.wasted, stage.stats.cache_bytes) == (3.0, 60, 5)
+
+
+# -- what is told ahead ------------------------------------------------------------------------------------------------
+
+
+def told(number: int, *, num_tokens: int, recovery: int = 4, drafts: tuple[int, ...] = (5, 6, 7)) -> Foreseen:
+    """Guesses for sequence 1: none accepted and then `recovery`."""
+    padded = [*drafts, *[0] * (DEPTH - len(drafts))]
+    entries = [1, 8, 1, 9, 0, 0, 0, recovery, len(drafts), *padded]
+    return Foreseen(number=number, lookahead=DEPTH, seq_ids=[1], num_tokens=[num_tokens], counts=[2], entries=entries)
+
+
+def looked_up(stage: Stage, num_tokens: int) -> bool:
+    """Sequence 1 gains the token 4 and has `num_tokens` then."""
+    outcome = VerificationOutcome(1, 0, 4)
+    settled = stage.client.look_up([Update(outcome=outcome, num_tokens_before=num_tokens - 1, new_tokens=[4])])
+    stage.post(num_tokens=num_tokens)
+    return settled
+
+
+def test_an_outcome_that_was_told_ahead_waits_for_no_answer(stage: Stage) -> None:
+    stage.answered()
+    stage.line.due(told(1, num_tokens=8))
+    assert looked_up(stage, 9)
+    stage.line.waits.clear()
+    stage.client.collect()
+    assert stage.line.waits == []
+    offer = stage.client.take(sequence(9))
+    assert offer is not None
+    assert (offer.tokens.tolist(), offer.source, offer.looked_up) == ([5, 6, 7], Source.HIT, True)
+    stage.line.due(answer(2))  # says the same; it makes no second offer, and nothing is counted twice
+    assert not looked_up(stage, 10)
+    assert (stage.stats.lookups, stage.stats.hits, stage.stats.wasted) == (2, 2, 0)
+    assert stage.link.reports == []
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "recovery"), [(7, 4), (9, 4), (8, 3)], ids=["of a step ago", "of a step to come", "another token"]
+)
+def test_what_was_told_of_another_outcome_is_no_offer(stage: Stage, num_tokens: int, recovery: int) -> None:
+    stage.answered()
+    stage.client.take(sequence(8))
+    stage.line.due(told(1, num_tokens=num_tokens, recovery=recovery))
+    assert not looked_up(stage, 9)
+    assert stage.client.take(sequence(9)) is None
+    stage.line.due(answer(2))
+    stage.client.collect()
+    assert stage.client.take(sequence(9)) is not None
+
+
+def test_guesses_that_come_while_the_answer_is_waited_for_end_the_wait(stage: Stage) -> None:
+    stage.answered()
+    assert not looked_up(stage, 9)
+    stage.line.due(told(1, num_tokens=8, drafts=(5, 6)), after_s=0.002)
+    stage.line.due(answer(2), after_s=0.5)
+    stage.client.collect()
+    offer = stage.client.take(sequence(9))
+    assert offer is not None
+    assert offer.tokens.tolist() == [5, 6]
+    assert stage.clock.now < 1000.1
+
+
+def test_what_is_told_of_a_sequence_that_was_released_is_forgotten(stage: Stage) -> None:
+    stage.answered()
+    stage.client.release([1])
+    stage.line.due(told(1, num_tokens=8))
+    stage.client.look_up([])
+    assert len(stage.client._ahead) == 0
+
+
+def test_a_worker_has_slack_when_it_idles_in_every_round(stage: Stage) -> None:
+    assert not stage.client.has_slack
+    for idle_s, expected in ((0.0, False), (0.004, True), (0.008, True)):
+        stats = WorkerStats(idle_s=idle_s)
+        stage.answered()
+        stage.line.due(dataclasses.replace(told(len(stage.line.sent), num_tokens=8), stats=stats))
+        stage.client.look_up([])
+        assert stage.client.has_slack == expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"number": 9}, {"number": 0}, {"lookahead": 2}, {"counts": [1]}, {"entries": [0, 4, 3, 5, 6, VOCAB] * 2},
+     {"entries": [0, 4, DEPTH + 1, 5, 6, 7] * 2}],
+)  # fmt: skip
+def test_guesses_that_do_not_fit_end_the_worker(stage: Stage, changes: dict[str, Any]) -> None:
+    stage.answered()
+    stage.line.due(dataclasses.replace(told(1, num_tokens=8), **changes))
+    assert not looked_up(stage, 9)
+    assert len(stage.link.reports) == 1
+    assert stage.client.take(sequence(9)) is None

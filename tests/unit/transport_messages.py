@@ -10,6 +10,7 @@ from ssd_ascend.core.speculation import VerificationOutcome
 from ssd_ascend.transport.messages import (
     Answer,
     Attach,
+    Foreseen,
     Hello,
     Message,
     Refusal,
@@ -110,13 +111,29 @@ def answers(draw: st.DrawFn) -> Answer:
         tokens=torch.randint(0, 1 << 31, (rows, lookahead)),
         has_law=has_law,
         law=law.to(draw(float_dtype)) if any(has_law) else None,
-        stats=WorkerStats(
-            idle_s=draw(st.floats(0.0, 1e9)),
-            **{
-                name: draw(counter)
-                for name in ("rounds", "lookups", "hits", "cached_drafts", "used_drafts", "cache_bytes")
-            },
-        ),
+        stats=draw(worker_stats()),
+    )
+
+
+@st.composite
+def worker_stats(draw: st.DrawFn) -> WorkerStats:
+    names = ("rounds", "lookups", "hits", "cached_drafts", "used_drafts", "cache_bytes")
+    return WorkerStats(idle_s=draw(st.floats(0.0, 1e9)), **{name: draw(counter) for name in names})
+
+
+@st.composite
+def foreseen(draw: st.DrawFn) -> Foreseen:
+    rows, lookahead = draw(st.integers(0, 3)), draw(st.integers(0, 4))
+    counts = draw(st.lists(st.integers(0, 3), min_size=rows, max_size=rows))
+    size = sum(counts) * (3 + lookahead)
+    return Foreseen(
+        number=draw(counter),
+        lookahead=lookahead,
+        seq_ids=draw(st.lists(sequence_id, min_size=rows, max_size=rows)),
+        num_tokens=draw(st.lists(length, min_size=rows, max_size=rows)),
+        counts=counts,
+        entries=draw(st.lists(token, min_size=size, max_size=size)),
+        stats=draw(worker_stats()),
     )
 
 
@@ -137,4 +154,4 @@ def hellos(draw: st.DrawFn) -> Hello:
 
 
 refusals = st.builds(Refusal, st.text(st.characters(), max_size=40))
-messages: st.SearchStrategy[Message] = hellos() | requests() | answers() | st.just(Shutdown()) | refusals
+messages: st.SearchStrategy[Message] = hellos() | requests() | answers() | foreseen() | st.just(Shutdown()) | refusals

@@ -33,6 +33,9 @@ class NoSpeculator:
     def observe(self, sequences: Rows[Sequence], verification: Verification) -> None:
         """Nothing to learn."""
 
+    def meanwhile(self) -> None:
+        """Nothing is left for later."""
+
     def release(self, seq_ids: Rows[int]) -> None:
         """Nothing is held."""
 

@@ -141,6 +141,9 @@ class SdSpeculator:
             return None
         return _Early(seqs, [seq.num_tokens for seq in seqs], self._chain(seqs, self.lookahead))
 
+    def meanwhile(self) -> None:
+        """Nothing is left for later."""
+
     def release(self, seq_ids: Rows[int]) -> None:
         """Give the drafter's memory of these sequences back."""
         self._controller.forget(seq_ids)

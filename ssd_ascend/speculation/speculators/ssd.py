@@ -1,15 +1,19 @@
 """`ssd`: speculative speculative decoding. A worker drafts for every likely outcome while the target verifies.
 
-`observe` posts the outcomes as soon as they are known, before the scheduler commits; `propose` takes the answer, which
-on a cache hit lies there already. Whatever happens to the worker costs speed only: rows without an offer decode
-plainly.
+`observe` looks the outcomes up among what the worker has told ahead, and posts them before the scheduler commits;
+`propose` takes the drafts, waiting for the worker's answer only where they were not there. Where all were, and the
+worker has time, the post itself waits until the device is at work (`meanwhile`). Whatever happens to the worker costs
+speed only: rows without an offer decode plainly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,6 +48,7 @@ def build(side: TargetSide) -> Speculator:
         target_vocab=setup.target.vocab_size,
         device=setup.device,
         to_host=setup.backend.to_host,
+        beside=None if setup.backend.capabilities.host_memory else setup.backend.stream,
         silence_s=setup.config.worker_timeout_s,
     )
 
@@ -79,8 +84,10 @@ class SsdSpeculator:
         target_vocab: int,
         device: torch.device,
         to_host: ToHost,
+        beside: Callable[[], AbstractContextManager[Any]] | None,
         silence_s: float,
     ) -> None:
+        """beside: a context whose work runs beside the device's next step; None where the host is the device."""
         self.stats = SpeculationStats()
         self.lookahead = lookahead
         self.wants_features = features is not None
@@ -88,6 +95,9 @@ class SsdSpeculator:
         self._target_vocab = target_vocab
         self._device = device
         self._to_host = to_host
+        self._beside = beside
+        self._later: Callable[[], None] | None = None
+        """The post that waits until the device is at work."""
         self._worker = make_worker_client(
             links, self.stats, target_vocab=target_vocab, lookahead=lookahead, silence_s=silence_s
         )
@@ -97,7 +107,8 @@ class SsdSpeculator:
     def propose(self, rows: Rows[DecodeRow]) -> Speculation:
         """The worker's offers for these rows; a row without one declines."""
         with trace.span("wait"):
-            self._worker.collect()
+            if self._later is None:
+                self._worker.collect()
         offers = [self._worker.take(row.seq) for row in rows]
         num_tokens = [
             0 if offer is None else min(offer.tokens.shape[0], row.max_drafts)
@@ -146,7 +157,8 @@ class SsdSpeculator:
     # -- what the worker is told ---------------------------------------------------------------------------------------
 
     def observe(self, sequences: Rows[Sequence], verification: Verification) -> None:
-        """Post the outcomes of every sequence that goes on."""
+        """Look up and post the outcomes of every sequence that goes on."""
+        self.meanwhile()  # a step that came without a forward
         if not self._worker.is_ready():
             return
         going = [
@@ -154,27 +166,59 @@ class SsdSpeculator:
             for seq, outcome, new_tokens in zip(sequences, verification.outcomes, verification.new_tokens, strict=True)
             if seq.id not in verification.faults and seq.sampling.speculation and not surely_ends(seq, new_tokens)
         ]
-        attaches: list[Attach] = []
-        updates: list[Update] = []
-        for one, features in zip(going, self._read_features(going), strict=True):
-            if one.known:
-                updates.append(_update(one, features))
-            else:
-                attaches.append(_attach(one, features))
+        attaches = [_attach(one) for one in going if not one.known]
+        updates = [_update(one) for one in going if one.known]
         asked = {one.seq.id: Asked(one.seq.num_tokens + len(one.new_tokens), one.known) for one in going}
+        post = partial(self._post, attaches, updates, asked, self._slots(going))
+        if self._worker.look_up(updates) and self._beside is not None and (attaches or self._worker.has_slack):
+            self._later = partial(post, self._beside)
+        else:
+            post(nullcontext)
+
+    def meanwhile(self) -> None:
+        """Post what could wait."""
+        later, self._later = self._later, None
+        if later is not None:
+            later()
+
+    def _post(
+        self,
+        attaches: list[Attach],
+        updates: list[Update],
+        asked: dict[int, Asked],
+        slots: dict[int, np.ndarray],
+        where: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        with where():
+            features = self._read_features(slots)
+        if features:
+            attaches = [replace(attach, features=features[attach.seq_id]) for attach in attaches]
+            updates = [replace(update, features=features[update.outcome.seq_id]) for update in updates]
         self._worker.post(attaches, updates, asked)
 
-    def _read_features(self, going: Rows[_Going]) -> Rows[torch.Tensor | None]:
-        """The features each message carries, read together: one look-up, and one copy to where messages are packed."""
+    def _slots(self, going: Rows[_Going]) -> dict[int, np.ndarray]:
+        """Where the features lie that each message carries, by sequence; {} where none are wanted. They stay there
+        while the next step runs, which writes behind them."""
         reader = self._features
-        if reader is None or reader.features is None or not going:
-            return [None] * len(going)
-        slots = [reader.slots(one.seq.block_table, one.start, one.end) for one in going]
-        index = torch.from_numpy(np.concatenate(slots)).to(reader.features.device, non_blocking=True)
-        return self._to_host([reader.features.index_select(0, index)])[0].split([len(part) for part in slots])
+        if reader is None or reader.features is None:
+            return {}
+        return {one.seq.id: reader.slots(one.seq.block_table, one.start, one.end) for one in going}
+
+    def _read_features(self, slots: dict[int, np.ndarray]) -> dict[int, torch.Tensor]:
+        """By sequence, read together: one look-up, and one copy to where messages are packed."""
+        if not slots:
+            return {}
+        assert self._features is not None
+        store = self._features.features
+        assert store is not None
+        index = torch.from_numpy(np.concatenate(list(slots.values()))).to(store.device, non_blocking=True)
+        read = self._to_host([store.index_select(0, index)])[0].split([len(part) for part in slots.values()])
+        return dict(zip(slots, read, strict=True))
 
     def release(self, seq_ids: Rows[int]) -> None:
         """The worker hears of it with the next request."""
+        if seq_ids:
+            self.meanwhile()  # what is to be forgotten must be known first
         self._worker.release(seq_ids)
 
     def tune(self, fan_out: Rows[int]) -> None:
@@ -190,7 +234,7 @@ class SsdSpeculator:
         self._worker.close()
 
 
-def _attach(one: _Going, features: torch.Tensor | None) -> Attach:
+def _attach(one: _Going) -> Attach:
     seq = one.seq
     return Attach(
         seq_id=seq.id,
@@ -199,11 +243,8 @@ def _attach(one: _Going, features: torch.Tensor | None) -> Attach:
         sampling=seq.sampling,
         seed=seq.seed,
         stop_ids=seq.stop_ids,
-        features=features,
     )
 
 
-def _update(one: _Going, features: torch.Tensor | None) -> Update:
-    return Update(
-        outcome=one.outcome, num_tokens_before=one.seq.num_tokens, new_tokens=one.new_tokens, features=features
-    )
+def _update(one: _Going) -> Update:
+    return Update(outcome=one.outcome, num_tokens_before=one.seq.num_tokens, new_tokens=one.new_tokens)

@@ -1,0 +1,78 @@
+"""The target's copy of what its worker has foreseen: outcome -> drafts, so that a hit costs no message at all.
+
+Both sides look the same outcome up in the same round's guesses: what is found here, the worker finds too, and drafts on
+from there. Filled and asked by `worker_client.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from typing import NamedTuple
+
+from ssd_ascend.core.speculation import VerificationOutcome
+from ssd_ascend.errors import TransportError
+from ssd_ascend.transport.messages import Foreseen
+
+_ACCEPTED, _RECOVERY, _COUNT, _DRAFTS = range(4)
+
+
+class _Guesses(NamedTuple):
+    """Of one sequence, good while it has `num_tokens` tokens: entries of `width` numbers, as they came."""
+
+    num_tokens: int
+    width: int
+    entries: list[int]
+
+
+class ToldAhead:
+    """One generation of guesses per sequence, the latest."""
+
+    def __init__(self, *, target_vocab: int, lookahead: int) -> None:
+        self._target_vocab = target_vocab
+        self._lookahead = lookahead
+        self._of_sequence: dict[int, _Guesses] = {}
+
+    def __len__(self) -> int:
+        """Sequences with guesses."""
+        return len(self._of_sequence)
+
+    def take_in(self, foreseen: Foreseen, attached: Container[int]) -> None:
+        """Replace what was known of these sequences, but for those not attached. What does not fit is a
+        `TransportError`: a broken worker must not reach the verifier."""
+        width = _DRAFTS + self._lookahead
+        entries = foreseen.entries
+        drafts = [token for at in range(_DRAFTS, width) for token in entries[at::width]]
+        counts = entries[_COUNT::width]
+        if (
+            foreseen.lookahead != self._lookahead
+            or sum(foreseen.counts) * width != len(entries)
+            or max(drafts, default=0) >= self._target_vocab
+            or max(counts, default=0) > self._lookahead
+        ):
+            raise TransportError(f"what the worker foresaw in round {foreseen.number} does not fit this target")
+        end = 0
+        for seq_id, num_tokens, count in zip(foreseen.seq_ids, foreseen.num_tokens, foreseen.counts, strict=True):
+            start, end = end, end + count * width
+            if seq_id in attached:
+                self._of_sequence[seq_id] = _Guesses(num_tokens, width, entries[start:end])
+
+    def look_up(self, outcome: VerificationOutcome, num_tokens: int) -> list[int] | None:
+        """Drafts after `outcome` of a sequence that had `num_tokens` tokens before it; None when it was not foreseen,
+        or nothing is known yet."""
+        guesses = self._of_sequence.get(outcome.seq_id)
+        if guesses is None or guesses.num_tokens != num_tokens:
+            return None
+        entries, width = guesses.entries, guesses.width
+        for at in range(0, len(entries), width):
+            if entries[at + _RECOVERY] == outcome.recovery_token and entries[at + _ACCEPTED] == outcome.num_accepted:
+                return entries[at + _DRAFTS : at + _DRAFTS + entries[at + _COUNT]]
+        return None
+
+    def forget(self, seq_ids: Iterable[int]) -> None:
+        """Sequences that are gone."""
+        for seq_id in seq_ids:
+            self._of_sequence.pop(seq_id, None)
+
+    def clear(self) -> None:
+        """The worker is gone."""
+        self._of_sequence.clear()
