@@ -23,6 +23,9 @@ from ssd_ascend.serve.errors import error_body
 MAX_HEAD_BYTES = 64 << 10
 _KEEP_ALIVE_S = 75.0
 """Longer than clients keep an unused connection, so that none sends a request into a closing one."""
+_LINGER_S = 1.0
+"""How long we go on reading from who was refused: closing at once would reset the line before our answer is read."""
+_BACKSTOP_S = 5.0
 
 Refused = Callable[[int, str, str], None]
 """Told of what was refused before it was a request: status, client, reason."""
@@ -30,7 +33,8 @@ Refused = Callable[[int, str, str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """Seconds a client may take: for the head of a request, to read some of its answer, to leave when we stop."""
+    """Seconds a client may take: for the head of a request, to read some of its answer, to leave when we stop (after
+    which `hang_up` is the caller's to call)."""
 
     head_s: float
     unread_s: float
@@ -51,10 +55,16 @@ class HttpServer(uvicorn.Server):
             access_log=False,
             server_header=False,
             timeout_keep_alive=round(_KEEP_ALIVE_S),
-            timeout_graceful_shutdown=round(patience.stop_s),
+            timeout_graceful_shutdown=round(patience.stop_s + _BACKSTOP_S),
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         )
         super().__init__(config)
+
+    def hang_up(self) -> None:
+        """End every connection now; whoever still writes an answer sees that its client has left."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, _Connection):
+                connection.transport.abort()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -70,6 +80,7 @@ class _Connection(H11Protocol):
         self._refused = refused
         self._head_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
+        self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn does
         super().connection_made(transport)
@@ -82,12 +93,19 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
         super().data_received(data)
         if self.cycle is None or self.cycle.response_complete:
             self._time_the_head()
         elif self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete and self.conn.trailing_data[0]:
+            self._time_the_head()  # the next one has begun
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -136,8 +154,11 @@ class _Connection(H11Protocol):
         except h11.LocalProtocolError:  # an answer is under way, and nothing can be said beside it
             self.transport.abort()
             return
+        self._is_refused = True
         self.transport.write(b"".join(part or b"" for part in (head, *rest)))
-        self.transport.close()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(_LINGER_S, self.transport.close)
 
     def _note(self, status: int, reason: str) -> None:
         self._refused(status, self.client[0] if self.client else "", reason)

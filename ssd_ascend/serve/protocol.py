@@ -15,7 +15,7 @@ from ssd_ascend.core.grammar import Grammar
 from ssd_ascend.core.sampling import MAX_LOGPROBS, MAX_N, SamplingParams
 from ssd_ascend.errors import RequestError, nearest
 from ssd_ascend.serve.constraints import ResponseFormat, grammar_of
-from ssd_ascend.serve.strict import Strict
+from ssd_ascend.serve.strict import Items, Members, Strict
 from ssd_ascend.serve.tools.offer import Tool, ToolChoice, ToolOffer, offer_of
 
 MAX_PROMPTS = 2048
@@ -23,9 +23,6 @@ MAX_ANSWERS = 2048
 """To one request: `n` to each of its prompts."""
 NOTHING: tuple[object, ...] = (None,)
 RequestT = TypeVar("RequestT", bound=Strict)
-T = TypeVar("T")
-Items = Annotated[list[T], Field(fail_fast=True)]
-"""A list that is wrong at its first wrong item: a body may hold millions, and only one error is told."""
 
 
 class StreamOptions(Strict):
@@ -39,9 +36,9 @@ class Message(Strict):
     """One turn of a conversation. Fields that only answers carry are taken too, so that they can be sent back."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[dict[str, Any]] | None = None
+    content: str | Items[dict[str, Any]] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Items[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
@@ -75,13 +72,13 @@ class _Sampled(Strict):
     temperature: float | None = None
     top_p: float | None = None
     n: int | None = Field(default=None, ge=1, le=MAX_N)
-    stop: str | list[str] | None = None
+    stop: str | Items[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Members[float] | None = None
     seed: int | None = None
     user: str | None = None
     top_k: int | None = None
@@ -89,7 +86,7 @@ class _Sampled(Strict):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Items[int] | None = None
     include_stop_str_in_output: bool | None = None
     response_format: ResponseFormat | None = None
     regex: str | None = None
@@ -174,12 +171,12 @@ class ChatRequest(_Sampled):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-    metadata: dict[str, str] | None = None
+    metadata: Members[str] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
-    tools: list[Tool] | None = None
+    tools: Items[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
@@ -264,8 +261,6 @@ class DetokenizeRequest(Strict):
     skip_special_tokens: bool = False
 
 
-
-
 def parse(schema: type[RequestT], body: bytes) -> RequestT:
     """A request body as `schema`. Raises RequestError, naming the first field that is wrong."""
     try:
@@ -289,7 +284,8 @@ def _first_problem(schema: type[Strict], error: ValidationError) -> RequestError
     if kind == "json_invalid":
         return RequestError(f"the body is not valid JSON: {first['msg']}")
     if not where:
-        return RequestError("the body is not a JSON object", remedy="send an object")
+        is_told = kind == "value_error"
+        return RequestError(f"the body is wrong: {first['msg']}" if is_told else "the body is not a JSON object")
     name = str(where[0])
     if kind == "extra_forbidden":
         guess = nearest(str(where[-1]), schema.model_fields)

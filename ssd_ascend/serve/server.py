@@ -33,7 +33,7 @@ from ssd_ascend.text import Tokenizer
 _BACKLOG = 2048
 _DEATHS_WINDOW_S = 600.0
 _LAST_WORDS_S = 1.0
-"""How long clients have, after a second signal, to be told that their answer ends."""
+"""How long clients have, after a second signal or at the end of a drain, to be told that their answer ends."""
 
 log = get_logger(__name__)
 
@@ -136,6 +136,7 @@ class _Server:
             for http in self._http:
                 http.should_exit = True
             self._engine.stop_accepting()
+            loop.call_later(self._serving.drain_s + _LAST_WORDS_S, self._hang_up)
             await asyncio.gather(self._engine.drain(self._serving.drain_s), serving)
             if self._traces is not None:
                 await asyncio.to_thread(self._traces.shutdown)  # sends what it still holds
@@ -144,13 +145,13 @@ class _Server:
         """The first one drains; whoever sends a second does not want to wait."""
         if self._stop.is_set():
             self._engine.end_all()
-            asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._leave)
+            asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._hang_up)
         self._stop.set()
 
-    def _leave(self) -> None:
-        """Wait for no connection any more, even if its client does not read."""
+    def _hang_up(self) -> None:
+        """Wait for nobody any more, not even for a client that does not read."""
         for http in self._http:
-            http.force_exit = True
+            http.hang_up()
 
     async def _live(self) -> None:
         """Announce every engine that is ready, and return when the server is stopping. Raises WorkerError when one

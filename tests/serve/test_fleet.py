@@ -159,7 +159,7 @@ def test_a_target_over_several_nodes_is_a_process_for_each_rank() -> None:
     args = parse_arguments(
         ["--topology", topology.name, "--preset", name, "--tp", "16"], add_engine_arguments, add_launch_arguments
     )
-    with pytest.raises(ConfigError, match="uses 4 nodes .*--ray ADDRESS"):
+    with pytest.raises(ConfigError, match=r"uses 4 nodes .*--ray ADDRESS"):
         launch._fleet(args, roles, topology)
 
 

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from ssd_ascend.errors import RequestError
 from ssd_ascend.serve.protocol import NOTHING, ChatRequest, checked, without_no_ops
-from ssd_ascend.serve.strict import Strict
+from ssd_ascend.serve.strict import Items, Members, Strict
 
 RENAMED = {
     "messages": "input",
@@ -36,7 +36,7 @@ class MessageItem(Strict):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[TextPart]
+    content: str | Items[TextPart]
     id: str | None = None
     status: str | None = None
     phase: str | None = None
@@ -61,7 +61,7 @@ class CallOutputItem(Strict):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[TextPart]
+    output: str | Items[TextPart]
     id: str | None = None
     status: str | None = None
 
@@ -72,7 +72,7 @@ class ReasoningItem(Strict):
     type: Literal["reasoning"]
     id: str | None = None
     summary: list[Any] = Field(default_factory=list)
-    content: list[dict[str, Any]] | None = None
+    content: Items[dict[str, Any]] | None = None
     encrypted_content: None = None
     status: str | None = None
 
@@ -149,7 +149,7 @@ class ResponsesRequest(Strict):
     }
 
     model: str | None = None
-    input: str | list[Item]
+    input: str | Items[Item]
     instructions: str | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
@@ -157,10 +157,10 @@ class ResponsesRequest(Strict):
     stream: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    tools: list[FunctionTool] | None = None
+    tools: Items[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Members[str] | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     user: str | None = None
@@ -233,5 +233,5 @@ class ResponsesRequest(Strict):
             yield {"role": "assistant", "tool_calls": calls}
 
 
-def _text(content: str | list[TextPart]) -> str:
+def _text(content: str | Items[TextPart]) -> str:
     return content if isinstance(content, str) else "".join([part.text for part in content])
