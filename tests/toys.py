@@ -78,6 +78,22 @@ def qwen2_config(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in ("attention_bias", "mlp_bias")}
 
 
+def qwen3_moe_config(**changes: Any) -> dict[str, Any]:
+    """A `config.json` of a sparse qwen3: two of five experts a token, and one dense layer among the four."""
+    family = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "tie_word_embeddings": False,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [1],
+    }
+    return qwen3_config(**{**family, **changes})
+
+
 def causal_lm_tensors(config: Mapping[str, Any], *, seed: int = 0) -> Tensors:
     """Random float32 weights under HF names."""
     random = torch.Generator().manual_seed(seed)
@@ -97,7 +113,7 @@ def causal_lm_tensors(config: Mapping[str, Any], *, seed: int = 0) -> Tensors:
             for name, heads in zip(("q_proj", "k_proj", "v_proj"), rows, strict=True):
                 bias = torch.randn(heads * head_dim_of(config), generator=random)
                 tensors[f"{prefix}self_attn.{name}.bias"] = bias
-        if config["model_type"] == "qwen3":
+        if config["model_type"].startswith("qwen3"):
             for name in ("q_norm", "k_norm"):
                 tensors[f"{prefix}self_attn.{name}.weight"] = _norm(head_dim_of(config), random)
     return tensors
@@ -271,9 +287,7 @@ def _layer(prefix: str, config: Mapping[str, Any], inputs: int, random: torch.Ge
         "self_attn.k_proj": (kv_rows, inputs),
         "self_attn.v_proj": (kv_rows, inputs),
         "self_attn.o_proj": (hidden, q_rows),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
+        **_feed_forward(prefix, config, hidden, inner),
     }
     tensors = {f"{prefix}{name}.weight": _matrix(*shape, random) for name, shape in shapes.items()}
     biased = {"self_attn": config.get("attention_bias"), "mlp": config.get("mlp_bias")}
@@ -282,6 +296,22 @@ def _layer(prefix: str, config: Mapping[str, Any], inputs: int, random: torch.Ge
             tensors[f"{prefix}{name}.bias"] = torch.randn(rows, generator=random)
     tensors[f"{prefix}post_attention_layernorm.weight"] = _norm(hidden, random)
     return tensors
+
+
+def _feed_forward(prefix: str, config: Mapping[str, Any], hidden: int, inner: int) -> dict[str, tuple[int, int]]:
+    """Shapes of one gated part, or of a router and its experts."""
+
+    def gated(name: str, width: int) -> dict[str, tuple[int, int]]:
+        matrices = {"gate_proj": (width, hidden), "up_proj": (width, hidden), "down_proj": (hidden, width)}
+        return {f"{name}.{matrix}": shape for matrix, shape in matrices.items()}
+
+    count, layer = config.get("num_experts", 0), prefix.strip(".").rpartition(".")[2]
+    if not count or not layer.isdigit() or int(layer) in config["mlp_only_layers"]:
+        return gated("mlp", inner)
+    if (int(layer) + 1) % config["decoder_sparse_step"]:
+        return gated("mlp", inner)
+    experts = [gated(f"mlp.experts.{expert}", config["moe_intermediate_size"]) for expert in range(count)]
+    return {"mlp.gate": (count, hidden), **{name: shape for expert in experts for name, shape in expert.items()}}
 
 
 def _matrix(rows: int, columns: int, random: torch.Generator) -> torch.Tensor:

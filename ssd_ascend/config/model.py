@@ -42,8 +42,25 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """Feed-forward parts of which a token takes `per_token` of `count`, each `intermediate_size` wide.
+
+    normalised: the weights of those taken add up to 1. dense_layers: those with one ordinary feed-forward part instead.
+    """
+
+    count: int
+    per_token: int
+    intermediate_size: int
+    normalised: bool
+    dense_layers: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A dense decoder-only transformer. `family` is its key in `architectures.registry`; `dtype` how it was saved."""
+    """A decoder-only transformer, dense unless it has `experts`.
+
+    `family` is its key in `architectures.registry`; `dtype` how it was saved.
+    """
 
     family: str
     hidden_size: int
@@ -59,6 +76,7 @@ class ModelConfig:
     mlp_bias: bool = False
     max_position_embeddings: int = 2048
     rope: RopeConfig = RopeConfig()
+    experts: ExpertsConfig | None = None
     dtype: str | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
@@ -104,9 +122,29 @@ def model_config_from_hf(data: Mapping[str, Any], *, where: str) -> ModelConfig:
         mlp_bias=config.flag("mlp_bias", default=False),
         max_position_embeddings=config.integer("max_position_embeddings", 2048),
         rope=rope_from_hf(data, where=where),
+        experts=_experts(config),
         dtype=_dtype_of(data),
         bos_token_id=next(iter(token_ids(data.get("bos_token_id"))), None),
         eos_token_ids=token_ids(data.get("eos_token_id")),
+    )
+
+
+def _experts(config: ForeignConfig) -> ExpertsConfig | None:
+    """The experts of a sparse model, as the Qwen family spells them; None where the config names none."""
+    count = config.integer("num_experts", config.integer("num_local_experts", 0, at_least=0), at_least=0)
+    if not count:
+        return None
+    per_token = config.integer("num_experts_per_tok")
+    if per_token > count:
+        raise ConfigError(f"{config.where}: {per_token} experts a token are more than there are ({count})")
+    layers, every = range(config.integer("num_hidden_layers")), config.integer("decoder_sparse_step", 1)
+    dense = token_ids(config.data.get("mlp_only_layers") or ())
+    return ExpertsConfig(
+        count=count,
+        per_token=per_token,
+        intermediate_size=config.integer("moe_intermediate_size", config.integer("intermediate_size")),
+        normalised=config.flag("norm_topk_prob", default=False),
+        dense_layers=frozenset(layer for layer in layers if layer in dense or (layer + 1) % every),
     )
 
 

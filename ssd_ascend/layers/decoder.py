@@ -19,14 +19,16 @@ from ssd_ascend.layers.norm import RMSNorm
 
 
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each behind a norm and added to the residual stream."""
+    """Attention and feed-forward (`mlp`, dense by default), each behind a norm and added to the residual stream."""
 
-    def __init__(self, config: ModelConfig, ctx: BuildContext, attention: Attention) -> None:
+    def __init__(
+        self, config: ModelConfig, ctx: BuildContext, attention: Attention, mlp: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(ctx, config.hidden_size, config.rms_norm_eps)
         self.self_attn = attention
         self.post_attention_layernorm = RMSNorm(ctx, config.hidden_size, config.rms_norm_eps)
-        self.mlp = GatedMLP(config, ctx)
+        self.mlp = GatedMLP(config, ctx) if mlp is None else mlp
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch, kv: torch.Tensor

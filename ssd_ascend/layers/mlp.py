@@ -13,11 +13,16 @@ from ssd_ascend.layers.sharding import even_shard
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)): [T, H] -> [T, H]."""
+    """down(silu(gate(x)) * up(x)): [T, H] -> [T, H].
 
-    def __init__(self, config: ModelConfig, ctx: BuildContext) -> None:
+    inner: its width, the model's `intermediate_size` by default. summed: see `RowLinear`.
+    """
+
+    def __init__(
+        self, config: ModelConfig, ctx: BuildContext, *, inner: int | None = None, summed: bool = True
+    ) -> None:
         super().__init__()
-        hidden, inner = config.hidden_size, config.intermediate_size
+        hidden, inner = config.hidden_size, inner or config.intermediate_size
         self.gate_up_proj = PackedLinear(
             ctx,
             hidden,
@@ -26,7 +31,7 @@ class GatedMLP(nn.Module):
             prepare=_gated(ctx.ops),
         )
         columns = even_shard(inner, ctx.collectives, what="intermediate_size")
-        self.down_proj = RowLinear(ctx, inner, columns, hidden, bias=config.mlp_bias)
+        self.down_proj = RowLinear(ctx, inner, columns, hidden, bias=config.mlp_bias, summed=summed)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, H] -> [T, H]."""

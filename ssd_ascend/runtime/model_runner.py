@@ -11,10 +11,13 @@ import torch
 from ssd_ascend.backends.base import AttentionBackend, Backend, ChoosingOps
 from ssd_ascend.core.batch import ForwardBatch, Mode, ModelOutput
 from ssd_ascend.kv.cache import KVCache
+from ssd_ascend.layers.moe import is_host_driven
+from ssd_ascend.log import get_logger
 from ssd_ascend.runtime.graphs import GraphRunner, make_buckets
 from ssd_ascend.runtime.inputs import Row, build_batch
 from ssd_ascend.runtime.sampler import top_tokens
 
+_log = get_logger(__name__)
 _KINDS_OF_PROMPTS = (16, 32, 64, 128, 256, 512, 600)
 """Tokens: on either side of every size at which a kernel changes its tiles."""
 
@@ -57,6 +60,9 @@ class ModelRunner:
             return
         if backend.capabilities.compiles:
             self._meet_kernels(features, max_len)
+        if is_host_driven(self.model):
+            _log.info("no captured graphs: the host chooses this model's experts, layer by layer")
+            return
         choose = chooser(backend)
         self.graphs = GraphRunner(lambda batch: self._judged(batch, choose), self.attention, features)
         self.graphs.capture(

@@ -25,6 +25,7 @@ from tests.toys import (
     llama_config,
     qwen2_config,
     qwen3_config,
+    qwen3_moe_config,
     write_checkpoint,
 )
 
@@ -32,7 +33,7 @@ DEVICE = os.environ.get("TEST_DEVICE", "cpu")
 DTYPE = os.environ.get("TEST_DTYPE", "float32")
 """`TEST_DEVICE=cuda TEST_DTYPE=bfloat16 pytest tests/engine` runs the same tests on a card, whose logits are bitwise
 the same in any batch."""
-FAMILIES = {"llama": llama_config, "qwen2": qwen2_config, "qwen3": qwen3_config}
+FAMILIES = {"llama": llama_config, "qwen2": qwen2_config, "qwen3": qwen3_config, "qwen3_moe": qwen3_moe_config}
 
 
 def write_pair(directory: Path, family: str, *, vocab: int = 24, noise: float = 0.05, eos: int = 2) -> Path:

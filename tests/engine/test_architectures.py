@@ -22,6 +22,7 @@ from tests.toys import (
     prefill_batch,
     qwen2_config,
     qwen3_config,
+    qwen3_moe_config,
     run,
     write_checkpoint,
 )
@@ -44,6 +45,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3-untied": qwen3_config(tie_word_embeddings=False),
     "qwen3-bias": qwen3_config(attention_bias=True),
     "qwen3-yarn": qwen3_config(rope_scaling=YARN_ROPE, rope_theta=500.0),
+    "qwen3_moe": qwen3_moe_config(),
+    "qwen3_moe-raw": qwen3_moe_config(norm_topk_prob=False, num_experts_per_tok=3),
+    "qwen3_moe-every-second": qwen3_moe_config(decoder_sparse_step=2, mlp_only_layers=[]),
     "qwen3-yarn-parameters": qwen3_config(rope_parameters={"rope_theta": 500.0, **YARN_ROPE}, rope_theta=None),
 }
 

@@ -12,7 +12,7 @@ import torch
 
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.weights.loader import load_model, read_config
-from tests.toys import build_context, llama_config, prefill_batch, qwen3_config, run, write_checkpoint
+from tests.toys import build_context, llama_config, prefill_batch, qwen3_config, qwen3_moe_config, run, write_checkpoint
 
 IDS = [(5 * i * i + i) % 90 for i in range(20)]
 
@@ -66,8 +66,9 @@ def logits_of(path: Path, size: int) -> list[torch.Tensor]:
         llama_config(attention_bias=True, mlp_bias=True, vocab_size=97),
         qwen3_config(tie_word_embeddings=True, vocab_size=91),
         llama_config(num_key_value_heads=1),
+        qwen3_moe_config(),
     ],
-    ids=["biases", "tied", "one-kv-head"],
+    ids=["biases", "tied", "one-kv-head", "experts"],
 )
 def test_ranks_agree_with_a_single_one(config: dict[str, Any], size: int, tmp_path: Path) -> None:
     """With 2 key-value heads, 4 ranks hold copies; a vocabulary of 97 or 91 leaves padding on the last rank."""

@@ -54,7 +54,7 @@ def capture(
         max_len=setup.max_positions,
         features=features,
     )
-    graphs = backend.graphs(setup.device)
+    graphs = None if runner.graphs is None else backend.graphs(setup.device)  # some models do not let it
     lengths = backend.capabilities.device_lengths or isinstance(runner.attention, StepwiseAttention)
     if graphs is None or not (backend.capabilities.padded_graphs and lengths):
         return NOTHING
