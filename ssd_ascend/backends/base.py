@@ -267,6 +267,31 @@ class Collectives(Protocol):
         ...
 
 
+class SmallSums(Protocol):
+    """Sums over the ranks of one model that are too small for the link's bandwidth to matter."""
+
+    def fits(self, x: torch.Tensor) -> bool:
+        """Whether `x` is one; the same on all ranks."""
+        ...
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Collectives.all_reduce`."""
+        ...
+
+    def abort(self) -> None:
+        """A rank is lost: end all waiting for it, from any thread."""
+        ...
+
+
+@runtime_checkable
+class SummingBackend(Protocol):
+    """A backend with a faster way to small sums than its library of collectives."""
+
+    def small_sums(self, collectives: Collectives, device: torch.device) -> SmallSums | None:
+        """Called by all ranks together, once; None where it is not there, or not faster."""
+        ...
+
+
 class Backend(Protocol):
     """One kind of device."""
 

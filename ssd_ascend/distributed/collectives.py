@@ -6,12 +6,14 @@ Which library carries them is the backend's own word (`Backend.collective`); her
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import distributed
 
+from ssd_ascend.backends.base import SmallSums
 from ssd_ascend.errors import ConfigError, WorkerError
 from ssd_ascend.log import get_logger
 
@@ -49,7 +51,11 @@ class GroupCollectives:
     """Ranks that are processes, through torch.distributed. Everything is ordered by the current stream of the device,
     and may be captured into a graph where the device's library allows that."""
 
+    _wakers: ClassVar[list[Callable[[], None]]] = []
+    """What else wakes those who wait for a rank, beside the end of the group."""
+
     def __init__(self, group: distributed.ProcessGroup) -> None:
+        self._small: SmallSums | None = None
         self.rank = group.rank()
         self.size = group.size()
         self._group = group
@@ -59,6 +65,8 @@ class GroupCollectives:
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum, in place where `x` is contiguous."""
         x = x.contiguous()
+        if self._small is not None and self._small.fits(x):
+            return self._small.all_reduce(x)
         distributed.all_reduce(x, group=self._group)
         return x
 
@@ -80,15 +88,25 @@ class GroupCollectives:
         """Wait for all ranks."""
         distributed.barrier(group=self._group)
 
-    @staticmethod
-    def abort() -> None:
+    def use(self, sums: SmallSums | None) -> None:
+        """Have small sums done this way from now on."""
+        self._small = sums
+        if sums is not None:
+            self._wakers.append(sums.abort)
+
+    @classmethod
+    def abort(cls) -> None:
         """Wake whoever waits for a rank that will never come; nothing works afterwards."""
+        for wake in cls._wakers:
+            wake()
         group = distributed.group.WORLD
         if group is not None:
             distributed.distributed_c10d._abort_process_group(group)
 
     def close(self) -> None:
         """Give the group back; every rank calls it, or is gone. Graphs that hold collectives must be gone before."""
+        self._small = None
+        self._wakers.clear()
         if distributed.is_initialized():
             closing = threading.Thread(target=distributed.destroy_process_group, daemon=True)
             closing.start()

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from ssd_ascend import catalogue
-from ssd_ascend.backends.base import Backend, Collectives
+from ssd_ascend.backends.base import Backend, Collectives, SummingBackend
 from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.config.model import ModelConfig
-from ssd_ascend.distributed.collectives import SingleRank
+from ssd_ascend.distributed.collectives import GroupCollectives, SingleRank
 from ssd_ascend.engine.engine import Engine
 from ssd_ascend.engine.executor import Executor
 from ssd_ascend.engine.gather import gather_ranks
@@ -110,6 +110,8 @@ def load_target(
     progress: Progress | None = None,
 ) -> LoadedModel:
     """This rank's part of the target, with its KV cache and its graphs. Called by every rank at the same time."""
+    if isinstance(collectives, GroupCollectives) and isinstance(backend, SummingBackend):
+        collectives.use(backend.small_sums(collectives, device))
     path = catalogue.resolve_model(config.model)
     model_config = read_config(path)
     max_model_len = _max_model_len(config, model_config)

@@ -8,10 +8,20 @@ from typing import Any
 
 import torch
 
-from ssd_ascend.backends.base import AttentionBackend, AttentionSpec, Capabilities, GraphCapture, Memory, Ops
+from ssd_ascend.backends.base import (
+    AttentionBackend,
+    AttentionSpec,
+    Capabilities,
+    Collectives,
+    GraphCapture,
+    Memory,
+    Ops,
+    SmallSums,
+)
 from ssd_ascend.backends.cuda.attention import PagedAttention
 from ssd_ascend.backends.cuda.graphs import CudaGraphs
 from ssd_ascend.backends.cuda.ops import CudaOps
+from ssd_ascend.backends.cuda.sums import small_sums
 from ssd_ascend.errors import ConfigError
 
 _OLDEST = (8, 0)
@@ -70,6 +80,10 @@ class CudaBackend:
     def graphs(self, device: torch.device) -> GraphCapture | None:
         """CUDA graphs."""
         return CudaGraphs(device)
+
+    def small_sums(self, collectives: Collectives, device: torch.device) -> SmallSums | None:
+        """Through memory that the GPUs share; see `SummingBackend`."""
+        return small_sums(collectives, device, overlap=self._overlap)
 
     def stream(self) -> AbstractContextManager[Any]:
         """A stream of its own for the work queued inside."""
