@@ -6,12 +6,13 @@
 #   make lint     ruff and mypy only        make format   let ruff rewrite what it can
 #   make slow     the tests that need minutes or a quiet machine
 #   make web      the page in headless Chromium, and the clients people have, in an environment of their own
+#   make audit    known vulnerabilities in what we pin; says so where nobody can be asked
 #   make npu      the NPU backend's tests, on real torch_npu over an emulated CANN; a part of `make test` where it can run
 #
 # Knobs: NPU=auto|required|off  PYTHON=python3.12  VENV=.venv  MODEL=smollm2-135m-eagle3  HOST=127.0.0.1  PORT=8000  ARGS="more flags of serve"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test lint format slow web npu
+.PHONY: help setup serve test lint format slow web audit npu
 
 USABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -70,6 +71,9 @@ slow: setup
 
 web: setup
 	BASE=$(VENV) scripts/web_lane.sh
+
+audit: setup
+	$(VENV)/bin/python scripts/audit.py
 
 npu: setup
 	BASE=$(VENV) NPU=$(NPU) sh scripts/npu_lane.sh
