@@ -18,26 +18,25 @@ from ssd_ascend.errors import TransportError
 class PeerMemory:
     """`blocks[r]`: rank r's block, uint8 [num_bytes], zeros at first, as this rank's own device addresses it."""
 
-    def __init__(
-        self, store: distributed.Store, rank: int, size: int, device: torch.device, *, num_bytes: int, name: str
-    ) -> None:
-        """Every rank calls this with the same size and name. TransportError where devices cannot reach each other."""
-        _must_share_a_host(store, rank, size)
+    def __init__(self, group: distributed.ProcessGroup, device: torch.device, *, num_bytes: int) -> None:
+        """Every rank of the group calls this with the same size. TransportError where devices cannot reach each
+        other."""
+        _must_share_a_host(group)
         try:
             shared: Any = _SymmetricMemory
-            shared.set_group_info(name, rank, size, store)
             self._own = shared.empty_strided_p2p((num_bytes,), (1,), torch.uint8, device)
             self._own.zero_()
             torch.cuda.synchronize(device)
-            self._handle = shared.rendezvous(self._own, name)
-            self.blocks = [self._handle.get_buffer(other, (num_bytes,), torch.uint8) for other in range(size)]
+            self._handle = shared.rendezvous(self._own, group.group_name)
+            self.blocks = [self._handle.get_buffer(rank, (num_bytes,), torch.uint8) for rank in range(group.size())]
         except RuntimeError as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise TransportError(f"no memory shared between {size} devices: {reason}") from error
+            raise TransportError(f"no memory shared between {group.size()} devices: {reason}") from error
+        distributed.barrier(group=group)  # nobody writes before all blocks are zeros
 
 
-def _must_share_a_host(store: distributed.Store, rank: int, size: int) -> None:
-    store.set(f"host/{rank}", socket.gethostname())
-    hosts = {store.get(f"host/{other}").decode() for other in range(size)}
-    if len(hosts) > 1:
-        raise TransportError(f"devices of {len(hosts)} hosts share no memory")
+def _must_share_a_host(group: distributed.ProcessGroup) -> None:
+    hosts: list[Any] = [None] * group.size()
+    distributed.all_gather_object(hosts, socket.gethostname(), group=group)
+    if len(set(hosts)) > 1:
+        raise TransportError(f"devices of {len(set(hosts))} hosts share no memory")

@@ -32,12 +32,11 @@ _log = get_logger(__name__)
 class SharedMemorySums:
     """See `base.SmallSums`."""
 
-    def __init__(self, store: distributed.Store, rank: int, size: int, device: torch.device, *, overlap: bool) -> None:
-        """TransportError where the devices share no memory."""
-        self._rank, self._size, self._device, self._overlap = rank, size, device, overlap
+    def __init__(self, group: distributed.ProcessGroup, device: torch.device, *, overlap: bool) -> None:
+        """Called by all ranks of the group. TransportError where the devices share no memory."""
+        self._rank, self._size, self._device, self._overlap = group.rank(), group.size(), device, overlap
         self._capacity = _MOST_BYTES // 4
-        num_bytes = 2 * size * self._capacity * 8
-        self._memory = PeerMemory(store, rank, size, device, num_bytes=num_bytes, name="ssd_ascend sums")
+        self._memory = PeerMemory(group, device, num_bytes=2 * self._size * self._capacity * 8)
         addresses = [block.data_ptr() for block in self._memory.blocks]
         self._inboxes = torch.tensor(addresses, dtype=torch.int64, device=device)
         self._turns = torch.zeros(self._capacity // kernel.WORDS, dtype=torch.int32, device=device)
@@ -65,11 +64,11 @@ class SharedMemorySums:
 
 def small_sums(collectives: Collectives, device: torch.device, *, overlap: bool) -> SharedMemorySums | None:
     """Where all ranks have it, and it is the faster one: measured here, by all of them together."""
-    if collectives.size > _MOST_RANKS:
+    group = distributed.group.WORLD
+    if collectives.size > _MOST_RANKS or group is None:
         return None
-    store = distributed.PrefixStore("small sums", distributed.distributed_c10d._get_default_store())
     try:
-        sums = SharedMemorySums(store, collectives.rank, collectives.size, device, overlap=overlap)
+        sums = SharedMemorySums(group, device, overlap=overlap)
     except TransportError as error:
         _log.info("sums over ranks go through the library: %s", error)
         return None
