@@ -28,7 +28,6 @@ class Capabilities:
     whatever the number of rows beside it. host_memory: the device's memory is the host's, which others need too.
     wide_activations: with 16-bit weights everything else is float32, at no cost: linears take float32 beside them.
     padded_graphs: padding costs next to nothing, so one graph serves many sizes; else each size has its own.
-    compiles: the first call of a kernel with a new kind of shape takes a second, to compile it.
     """
 
     graphs: bool
@@ -41,7 +40,6 @@ class Capabilities:
     row_invariant: bool
     host_memory: bool = False
     wide_activations: bool = False
-    compiles: bool = False
     padded_graphs: bool = True
 
 
@@ -241,6 +239,15 @@ class GraphCapture(Protocol):
 
     def capture(self, fn: Callable[[], None]) -> Graph:
         """Warm `fn` up, then record it."""
+        ...
+
+
+@runtime_checkable
+class CompilingBackend(Protocol):
+    """A device whose kernels are compiled at their first call, which takes a moment each: one may ask for it before."""
+
+    def compiling(self) -> AbstractContextManager[None]:
+        """Forwards inside compute nothing; when this ends, all kernels that they call are compiled, side by side."""
         ...
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from ssd_ascend.backends.base import AttentionBackend, Backend, Graph, GraphCapture
+from ssd_ascend.backends.base import AttentionBackend, Backend, CompilingBackend, Graph, GraphCapture
 from ssd_ascend.core.attention import AttentionMetadata
 from ssd_ascend.core.batch import ForwardBatch, Mode, ModelOutput
 from ssd_ascend.log import get_logger
@@ -87,6 +87,19 @@ class _Buffers:
         return ForwardBatch(mode, self.batch.input_ids, self.batch.positions, meta, self.batch.hidden_states)
 
 
+class Rehearsal:
+    """Stands in for a device's `GraphCapture`, and its graphs: runs what is to be captured, records nothing."""
+
+    def capture(self, fn: Callable[[], None]) -> Graph:
+        """Run it."""
+        fn()
+        return self
+
+    def replay(self) -> None:
+        """There is nothing to replay."""
+        raise AssertionError("a rehearsal was replayed")
+
+
 class _Captured(NamedTuple):
     buffers: _Buffers
     graph: Graph
@@ -127,11 +140,16 @@ class GraphRunner:
         graphs = backend.graphs(device)
         if graphs is None:
             return
-        one = partial(self._capture_one, graphs, device, block_size, max_len)
+        one = partial(self._capture_one, device, block_size, max_len, graphs)
         if not backend.capabilities.padded_graphs:
             self._capture_exactly = one
             return
-        began, free = time.monotonic(), backend.memory(device).free
+        buckets, began = list(buckets), time.monotonic()
+        if isinstance(backend, CompilingBackend):
+            with backend.compiling():
+                for bucket in buckets:
+                    self._capture_one(device, block_size, max_len, Rehearsal(), bucket)
+        free = backend.memory(device).free
         captured = [self._or_eagerly(one, bucket) for bucket in buckets]
         self._captured = sorted(filter(None, captured), key=lambda one: one.buffers.bucket.tokens)
         backend.synchronize(device)
@@ -142,7 +160,7 @@ class GraphRunner:
         )  # fmt: skip
 
     def _capture_one(
-        self, graphs: GraphCapture, device: torch.device, block_size: int, max_len: int, bucket: Bucket
+        self, device: torch.device, block_size: int, max_len: int, graphs: GraphCapture, bucket: Bucket
     ) -> _Captured:
         buffers = _Buffers(bucket, block_size, max_len, device, self._features)
         outputs: list[ModelOutput] = []

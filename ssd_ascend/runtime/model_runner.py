@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from ssd_ascend.backends.base import AttentionBackend, Backend, ChoosingOps
+from ssd_ascend.backends.base import AttentionBackend, Backend, ChoosingOps, CompilingBackend
 from ssd_ascend.core.batch import ForwardBatch, Mode, ModelOutput
 from ssd_ascend.kv.cache import KVCache
 from ssd_ascend.layers.moe import is_host_driven
@@ -58,8 +58,9 @@ class ModelRunner:
         """
         if not backend.capabilities.graphs:
             return
-        if backend.capabilities.compiles:
-            self._meet_kernels(features, max_len)
+        if isinstance(backend, CompilingBackend):
+            with backend.compiling():
+                self._meet_kernels(features, max_len)
         if is_host_driven(self.model):
             _log.info("no captured graphs: the host chooses this model's experts, layer by layer")
             return
@@ -71,7 +72,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _meet_kernels(self, features: torch.Tensor | None, max_len: int) -> None:
-        """Run prompts of every kind once, over nothing: kernels compile now, not when somebody waits for an answer."""
+        """Prompts of every kind, over nothing: their kernels compile now, not when somebody waits for an answer."""
         for lengths in (*([n] for n in _KINDS_OF_PROMPTS), [1, _KINDS_OF_PROMPTS[-1]]):
             sizes = [min(n, max_len) for n in lengths]
             rows = [Row([0] * n, 0, [0] * -(-n // self.block_size), 1) for n in sizes]

@@ -6,7 +6,8 @@ So padding, staging and bucket choice are tested on any machine; real graphs are
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -45,10 +46,10 @@ class Again:
 class Captures:
     """A CPU backend that claims to capture."""
 
-    def __init__(self, inner: Backend, failures: int = 0, *, padded: bool = True, compiles: bool = False) -> None:
+    def __init__(self, inner: Backend, failures: int = 0, *, padded: bool = True) -> None:
         self._inner, self._failures = inner, failures
         self.captured = 0
-        self.capabilities = replace(inner.capabilities, graphs=True, padded_graphs=padded, compiles=compiles)
+        self.capabilities = replace(inner.capabilities, graphs=True, padded_graphs=padded)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -63,6 +64,16 @@ class Captures:
             self._failures -= 1
             raise RuntimeError("out of memory\nand a page of advice")
         return Again(run)
+
+
+class Compiles(Captures):
+    """One whose kernels are compiled beforehand."""
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        before = self.captured
+        yield
+        assert self.captured == before, "nothing is captured where nothing is computed"
 
 
 @pytest.fixture
@@ -194,6 +205,7 @@ def test_kernels_are_met_before_serving_and_leave_no_trace(
     kept = runner.kv.tensor.normal_().clone()
     sizes, own = [], runner.run
     monkeypatch.setattr(runner, "run", lambda batch: sizes.append(batch.num_tokens) or own(batch))
-    runner.capture_graphs(Captures(load_backend("cpu"), compiles=True), max_rows=2, lookahead=0, max_len=128)  # type: ignore[arg-type]
-    assert {16, 32, 64, 128, 129} <= set(sizes)
+    runner.capture_graphs(Compiles(load_backend("cpu")), max_rows=2, lookahead=0, max_len=128)  # type: ignore[arg-type]
+    assert {16, 32, 64, 128, 129} <= set(sizes), "prompts"
+    assert sizes.count(1) == sizes.count(2) == 2, "every bucket is met twice: to compile, and to capture"
     torch.testing.assert_close(runner.kv.tensor, kept, rtol=0, atol=0)

@@ -13,14 +13,20 @@ import triton
 
 from ssd_ascend.backends.base import AttentionSpec
 from ssd_ascend.backends.cuda.kernels import attention as kernels
+from ssd_ascend.backends.cuda.kernels.launch import launch
 from ssd_ascend.backends.cuda.kernels.small import rotate_and_store, store_kv
+from ssd_ascend.backends.cuda.kernels.work import WORK, plan_work
 from ssd_ascend.core.attention import AttentionMetadata
 from ssd_ascend.errors import ConfigError
 
 _LONGEST = 64
 """Rows of more queries are prefilled by programs that walk all keys; shorter ones are split over keys."""
 _UNBOUNDED = 1 << 30
+_TOGETHER = 8
+"""Key tiles that one program goes over where rows alone keep the device busy (docs/performance.md)."""
 _PROGRAMS_PER_PROCESSOR = 4
+_MANY_HEADS = 4096
+"""Above so many heads of tokens, one program of `merge` does several: most have nothing to add up."""
 _CHUNK = 128
 
 
@@ -29,6 +35,7 @@ class _Step(NamedTuple):
 
     meta: AttentionMetadata
     longest: int
+    together: int
     block_m: int
     max_tiles: int
     programs: int
@@ -47,6 +54,7 @@ class PagedAttention:
         self.spec = spec
         self._device = device
         self._overlap = overlap
+        self._processors = processors
         self._most_programs = processors * _PROGRAMS_PER_PROCESSOR
         self._group = spec.num_heads // spec.num_kv_heads
         self._block_d = max(16, triton.next_power_of_2(spec.head_dim))
@@ -77,18 +85,20 @@ class PagedAttention:
         max_tiles = max((triton.cdiv(kv, self._tile) for _, kv in short), default=1)
         per_block = block_m // self._group
         work = sum(triton.cdiv(q, per_block) * triton.cdiv(kv, self._tile) for q, kv in short)
+        blocks = sum(triton.cdiv(q, per_block) for q, _ in short)
         tokens = meta.slot_mapping.shape[0]
         parts = (tokens, self.spec.num_heads, max_tiles) if short else (0, 0, 0)
-        integers = torch.empty(kernels.WORK * work + tokens + 1, dtype=torch.int32, device=self._device)
+        integers = torch.empty(WORK * work + tokens + 1, dtype=torch.int32, device=self._device)
         step = _Step(
             meta=meta,
             longest=longest,
+            together=_TOGETHER if blocks * self.spec.num_kv_heads >= self._processors else 0,
             block_m=block_m,
             max_tiles=max_tiles,
             programs=min(work * self.spec.num_kv_heads, self._most_programs),
             num_long=sum(q > longest for q in meta.query_lens_host),
-            work=integers[: kernels.WORK * work],
-            token_row=integers[kernels.WORK * work : -1],
+            work=integers[: WORK * work],
+            token_row=integers[WORK * work : -1],
             work_count=integers[-1:],
             part_sum=torch.empty((*parts, self.spec.head_dim), dtype=torch.float32, device=self._device),
             part_top=torch.empty((*parts, 2), dtype=torch.float32, device=self._device),
@@ -130,7 +140,7 @@ class PagedAttention:
         new = torch.empty if step.programs else torch.zeros
         out = new((tokens, self.spec.num_heads * self.spec.head_dim), dtype=q.dtype, device=q.device)
         if step.programs:
-            self._split(q, kv, step)
+            self._split(q, kv, out, step)
             self._merge(out, step)
         if step.num_long:
             self._whole(q, kv, out, step)
@@ -146,7 +156,9 @@ class PagedAttention:
 
     def _launch_plan(self, step: _Step, tokens: int) -> None:
         rows = step.meta.query_start.shape[0] - 1
-        kernels.plan_work[(rows + 1,)](
+        launch(
+            plan_work,
+            (rows + 1,),
             step.meta.query_start,
             step.meta.kv_lens,
             step.work,
@@ -157,6 +169,7 @@ class PagedAttention:
             TILE=self._tile,
             QUERIES=step.block_m // self._group,
             LONGEST=step.longest,
+            TOGETHER=step.together,
             ROWS=triton.next_power_of_2(rows + 1),
             CHUNK=_CHUNK,
             OVERLAP=self._overlap,
@@ -164,10 +177,12 @@ class PagedAttention:
             launch_pdl=self._overlap,
         )
 
-    def _split(self, q: torch.Tensor, kv: torch.Tensor, step: _Step) -> None:
+    def _split(self, q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, step: _Step) -> None:
         meta, spec = step.meta, self.spec
         tree = None if meta.tree_mask is None else meta.tree_mask.contiguous().view(torch.uint8)
-        kernels.split[(step.programs,)](
+        launch(
+            kernels.split,
+            (step.programs,),
             q,
             kv,
             meta.block_table,
@@ -178,6 +193,7 @@ class PagedAttention:
             step.work_count,
             step.part_sum,
             step.part_top,
+            out,
             spec.scale * math.log2(math.e),
             q.stride(0),
             q.stride(1),
@@ -191,16 +207,21 @@ class PagedAttention:
             BLOCK_D=self._block_d,
             BLOCK_M=step.block_m,
             TILE=self._tile,
+            TOGETHER=step.together > 0,
             BLOCK_SIZE=spec.block_size,
             OVERLAP=self._overlap,
             num_warps=4,
-            num_stages=1,
+            num_stages=2 if step.together else 1,
             launch_pdl=self._overlap,
         )
 
     def _merge(self, out: torch.Tensor, step: _Step) -> None:
         spec, meta = self.spec, step.meta
-        kernels.merge[(out.shape[0], spec.num_heads)](
+        tokens = out.shape[0]
+        at_once = 1 if tokens * spec.num_heads <= _MANY_HEADS else 8
+        launch(
+            kernels.merge,
+            (tokens, triton.cdiv(spec.num_heads, at_once)),
             step.part_sum,
             step.part_top,
             out,
@@ -209,12 +230,12 @@ class PagedAttention:
             meta.kv_lens,
             step.max_tiles,
             HEADS=spec.num_heads,
+            AT_ONCE=at_once,
             WIDTH=spec.head_dim,
             BLOCK_D=self._block_d,
             TILE=self._tile,
             CAUSAL=meta.tree_mask is None,
             LANES=32,
-            KEEP_LONG=step.num_long > 0,
             OVERLAP=self._overlap,
             num_warps=1,
             launch_pdl=self._overlap,
@@ -224,7 +245,9 @@ class PagedAttention:
         meta, spec = step.meta, self.spec
         block_m = max(self._group_floor(), 64 if spec.dtype.itemsize <= 2 else 32)
         blocks = triton.cdiv(meta.max_query_len, block_m // self._group)
-        kernels.whole[(blocks, spec.num_kv_heads, meta.query_start.shape[0] - 1)](
+        launch(
+            kernels.whole,
+            (blocks, spec.num_kv_heads, meta.query_start.shape[0] - 1),
             q,
             kv,
             meta.block_table,

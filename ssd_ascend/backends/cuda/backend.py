@@ -20,6 +20,7 @@ from ssd_ascend.backends.base import (
 )
 from ssd_ascend.backends.cuda.attention import PagedAttention
 from ssd_ascend.backends.cuda.graphs import CudaGraphs
+from ssd_ascend.backends.cuda.kernels.launch import compiling
 from ssd_ascend.backends.cuda.ops import CudaOps
 from ssd_ascend.backends.cuda.sums import small_sums
 from ssd_ascend.errors import ConfigError
@@ -48,7 +49,6 @@ class CudaBackend:
             dtypes=(torch.bfloat16, torch.float16, torch.float32),
             max_verify_tokens=None,
             row_invariant=True,
-            compiles=True,
         )
 
     def device(self, index: int) -> torch.device:
@@ -80,6 +80,10 @@ class CudaBackend:
     def graphs(self, device: torch.device) -> GraphCapture | None:
         """CUDA graphs."""
         return CudaGraphs(device)
+
+    def compiling(self) -> AbstractContextManager[None]:
+        """See `CompilingBackend`."""
+        return compiling()
 
     def small_sums(self, collectives: Collectives, device: torch.device) -> SmallSums | None:
         """Through memory that the GPUs share; see `SummingBackend`."""

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import torch
 
-from ssd_ascend.backends.base import GraphCapture, StepwiseAttention
+from ssd_ascend.backends.base import CompilingBackend, GraphCapture, StepwiseAttention
 from ssd_ascend.log import get_logger
-from ssd_ascend.runtime.graphs import brief
+from ssd_ascend.runtime.graphs import Rehearsal, brief
 from ssd_ascend.runtime.model_runner import ModelRunner, chooser
 from ssd_ascend.speculation.drafters.captured_chain import CapturedChains
 from ssd_ascend.speculation.drafters.captured_forks import CapturedForks
@@ -61,14 +61,23 @@ def capture(
     vocab = facts.vocab_size if to_target is None else int(to_target.shape[0])
     parts = DraftParts(runner, table, chooser(backend), to_target, setup.max_positions, vocab)
     began = time.monotonic()
-    chains = CapturedChains(parts, graphs, lookahead=setup.lookahead, max_rows=facts.max_num_seqs, per_row=catch_up)
-    forks = _forks(setup, parts, graphs, catch_up)
+    if isinstance(backend, CompilingBackend):
+        with backend.compiling():
+            _rounds(setup, parts, Rehearsal(), catch_up)
+    chains, forks = _rounds(setup, parts, graphs, catch_up)
     backend.synchronize(setup.device)
     _log.info(
         "captured %d chains and %d parts of rounds in %.1f s",
-        len(chains), 0 if forks is None else len(forks), time.monotonic() - began,
+        0 if chains is None else len(chains), 0 if forks is None else len(forks), time.monotonic() - began,
     )  # fmt: skip
     return Captured(chains, forks)
+
+
+def _rounds(setup: DraftSetup, parts: DraftParts, graphs: GraphCapture, catch_up: int) -> Captured:
+    """All that this device and configuration can have."""
+    rows = setup.target.max_num_seqs
+    chains = CapturedChains(parts, graphs, lookahead=setup.lookahead, max_rows=rows, per_row=catch_up)
+    return Captured(chains, _forks(setup, parts, graphs, catch_up))
 
 
 def _forks(setup: DraftSetup, parts: DraftParts, graphs: GraphCapture, catch_up: int) -> CapturedForks | None:

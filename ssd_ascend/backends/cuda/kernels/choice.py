@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ssd_ascend.backends.cuda.kernels.launch import wait_for_previous
+from ssd_ascend.backends.cuda.kernels.launch import launch, wait_for_previous
 
 _BLOCK = 4096
 
@@ -20,11 +20,15 @@ def top_tokens(logits: torch.Tensor, *, overlap: bool) -> tuple[torch.Tensor, to
     token = torch.empty(rows, dtype=torch.int64, device=logits.device)
     value = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
-        _tops[(rows, parts)](
+        launch(
+            _tops,
+            (rows, parts),
             logits, best, place, logits.stride(0), width, parts,
             BLOCK=_BLOCK, OVERLAP=overlap, num_warps=8, launch_pdl=overlap,
         )  # fmt: skip
-        _top[(rows,)](
+        launch(
+            _top,
+            (rows,),
             best, place, token, value, parts,
             LANES=triton.next_power_of_2(parts), OVERLAP=overlap, num_warps=1, launch_pdl=overlap,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What all kernels share: overlapping one launch with the next, fetching weights ahead.
+"""What all kernels share: launching, compiling ahead, overlapping one launch with the next, fetching weights ahead.
 
 Programmatic dependent launch lets a kernel start while the one before it still runs. Every kernel here waits for its
 predecessor before it touches anything a predecessor may write or read, so order holds along the whole chain; before
@@ -7,8 +7,71 @@ that wait it may only fetch weights. https://docs.nvidia.com/cuda/cuda-c-program
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+_asked: ContextVar[set[Any] | None] = ContextVar("asked", default=None)
+"""Inside `compiling`, the kernels that it was asked for."""
+_MOST_COMPILERS = 16
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """Queue a kernel; inside `compiling`, see to it that it is compiled and launch nothing."""
+    asked = _asked.get()
+    if asked is None:
+        kernel[grid](*args, **options)
+        return
+    key = (kernel, tuple(map(_kind, args)), tuple(options.items()))
+    if key not in asked:
+        asked.add(key)
+        kernel.warmup(*args, grid=grid, **options)
+
+
+def _kind(value: Any) -> Any:
+    """What a compiler may make a difference of; asking for a kernel twice costs it a millisecond."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.data_ptr() % 16 == 0
+    if isinstance(value, TensorDescriptor):
+        return value.base.dtype, tuple(value.block_shape)
+    return (value == 1, value % 16 == 0, value >> 31) if isinstance(value, int) else value
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """What is launched inside is compiled, all of it side by side, and has been when this ends; nothing runs.
+
+    A kernel takes half a second, most of it outside the interpreter, and a server needs some dozens of them.
+    """
+    before = _asked.set(set())
+    try:
+        with (
+            ThreadPoolExecutor(min(_MOST_COMPILERS, os.cpu_count() or 1)) as pool,
+            _Zeroed(),
+            triton.AsyncCompileMode(pool),
+        ):
+            yield
+    finally:
+        _asked.reset(before)
+
+
+class _Zeroed(TorchDispatchMode):
+    """Fresh memory holds zeros: kernels that were not run leave valid indices to the operators behind them."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.empty.memory_format:
+            result.zero_()
+        return result
 
 
 @triton.jit

@@ -12,15 +12,17 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ssd_ascend.backends.cuda.kernels.launch import fetch_ahead, wait_for_previous
+from ssd_ascend.backends.cuda.kernels.launch import fetch_ahead, launch, wait_for_previous
 
 _GROUP = 8
 """Row tiles that share their weight tiles in the second-level cache, when there are many of both."""
 
 
 class Tile(NamedTuple):
-    """How the output is cut. `swap`: weights are the left operand of the tensor cores, which want 64 rows of it."""
+    """How the output is cut. `swap`: weights are the left operand of the tensor cores, which want 64 rows of it.
+    `bulk`: tiles come through the bulk copy engine, where the device has one."""
 
     rows: int
     columns: int
@@ -28,6 +30,7 @@ class Tile(NamedTuple):
     stages: int
     warps: int
     swap: bool = True
+    bulk: bool = False
 
 
 def choose_tile(rows: int, columns: int, itemsize: int) -> Tile:
@@ -40,12 +43,14 @@ def choose_tile(rows: int, columns: int, itemsize: int) -> Tile:
     if rows <= 32:
         return Tile(32, 64, 128, 8, 4) if narrow else Tile(32, 128, 64, 6, 4)
     if rows <= 64:
-        return Tile(64, 32, 128, 6, 4, swap=False) if narrow else Tile(64, 128, 64, 6, 4)
+        return Tile(64, 64, 128, 6, 4, bulk=True) if narrow else Tile(64, 128, 128, 4, 4, bulk=True)
     if rows <= 128:
-        return Tile(64, 64, 128, 5, 4) if narrow else Tile(128, 256, 64, 4, 8)
+        return Tile(64, 64, 128, 5, 4, bulk=True) if narrow else Tile(128, 128, 64, 6, 8, bulk=True)
     if rows <= 256 and columns <= 4096:
-        return Tile(128, 64, 64, 6, 4)
-    return Tile(128, 128, 64, 4, 8) if narrow and rows <= 512 else Tile(256, 128, 64, 4, 8)
+        return Tile(128, 64, 64, 6, 4, bulk=True)
+    if rows <= 512 and narrow:
+        return Tile(128, 128, 64, 6, 8, bulk=True)
+    return Tile(256, 128, 64, 4, 8, bulk=True)
 
 
 def linear(
@@ -68,10 +73,18 @@ def linear(
     if not rows:
         return out
     tile = choose_tile(rows, columns, x.element_size())
+    x_tiles = w_tiles = None
+    if tile.bulk and overlap and _can_be_described(x) and _can_be_described(weight):
+        x_tiles = TensorDescriptor.from_tensor(x, [tile.rows, tile.depth])
+        w_tiles = TensorDescriptor.from_tensor(weight, [tile.columns, tile.depth])
     grid = (triton.cdiv(columns, tile.columns) * triton.cdiv(rows, tile.rows),)
-    _linear[grid](
+    launch(
+        _linear,
+        grid,
         x,
         weight,
+        x_tiles,
+        w_tiles,
         bias,
         out,
         rows,
@@ -93,10 +106,17 @@ def linear(
     return out
 
 
+def _can_be_described(matrix: torch.Tensor) -> bool:
+    """Whether the bulk copy engine reads it: rows at multiples of 16 bytes."""
+    return matrix.data_ptr() % 16 == 0 and matrix.stride(0) * matrix.element_size() % 16 == 0
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _linear(
     x: tl.tensor,
     weight: tl.tensor,
+    x_tiles: tl.tensor_descriptor,
+    w_tiles: tl.tensor_descriptor,
     bias: tl.tensor,
     out: tl.tensor,
     rows: tl.tensor,
@@ -112,7 +132,10 @@ def _linear(
     GATED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """out [rows, N] = x [rows, K] @ weight [N, K].T + bias. AHEAD: columns of weight to fetch before x is there."""
+    """out [rows, N] = x [rows, K] @ weight [N, K].T + bias. AHEAD: columns of weight to fetch before x is there.
+
+    x_tiles, w_tiles: the same matrices for the bulk copy engine, which gives zeros beyond their edges; or None.
+    """
     pid = tl.program_id(0)
     if GROUP == 1:
         pid_n, pid_m = pid, 0
@@ -138,7 +161,10 @@ def _linear(
     else:
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, K, BLOCK_K):
-        if K % BLOCK_K == 0:
+        if w_tiles is not None:
+            w = w_tiles.load([pid_n * BLOCK_N, start])
+            a = x_tiles.load([pid_m * BLOCK_M, start])
+        elif K % BLOCK_K == 0:
             w = tl.load(w_tile + start)
             a = tl.load(x_tile + start, mask=here, other=0.0)
         else:

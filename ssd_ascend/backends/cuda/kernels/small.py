@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ssd_ascend.backends.cuda.kernels.launch import wait_for_previous
+from ssd_ascend.backends.cuda.kernels.launch import launch, wait_for_previous
 
 
 def rms_norm(
@@ -24,7 +24,9 @@ def rms_norm(
     if not rows:
         return out
     block = triton.next_power_of_2(width)
-    _rms_norm[(rows,)](
+    launch(
+        _rms_norm,
+        (rows,),
         shaped,
         residual,
         weight,
@@ -77,8 +79,17 @@ def silu_and_mul(x: torch.Tensor, *, overlap: bool) -> torch.Tensor:
     rows, width = x.shape[0], x.shape[1] // 2
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     if rows:
-        _silu_and_mul[(rows, triton.cdiv(width, 1024))](
-            x, out, x.stride(0), width, BLOCK=1024, OVERLAP=overlap, num_warps=4, launch_pdl=overlap
+        launch(
+            _silu_and_mul,
+            (rows, triton.cdiv(width, 1024)),
+            x,
+            out,
+            x.stride(0),
+            width,
+            BLOCK=1024,
+            OVERLAP=overlap,
+            num_warps=4,
+            launch_pdl=overlap,
         )
     return out
 
@@ -103,7 +114,9 @@ def rotary(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: t
     if not tokens:
         return
     rotary_dim = cos_sin.shape[1]
-    _rotary[(tokens, heads + k.shape[1])](
+    launch(
+        _rotary,
+        (tokens, heads + k.shape[1]),
         q,
         k,
         positions,
@@ -168,7 +181,9 @@ def rotate_and_store(
     """Rotate q [T, Hq, D] in place; write the rotated k and v [T, Hkv, D] to their slots of kv; slot -1 is skipped."""
     tokens, heads, width = q.shape
     if tokens:
-        _store[(tokens, heads + k.shape[1])](
+        launch(
+            _store,
+            (tokens, heads + k.shape[1]),
             q, k, v, kv, slot_mapping, positions, cos_sin,
             *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], kv.stride(0),
             Q_HEADS=heads, KV_HEADS=k.shape[1], WIDTH=width, HALF=cos_sin.shape[1] // 2,
@@ -180,7 +195,9 @@ def store_kv(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slot_mapping: t
     """Write k, v [T, Hkv, D] into kv [2, blocks, block_size, Hkv, D] at their slots; slot -1 is skipped."""
     tokens, heads, width = k.shape
     if tokens:
-        _store[(tokens, heads)](
+        launch(
+            _store,
+            (tokens, heads),
             None, k, v, kv, slot_mapping, None, None,
             0, 0, *k.stride()[:2], *v.stride()[:2], kv.stride(0),
             Q_HEADS=0, KV_HEADS=heads, WIDTH=width, HALF=0,
