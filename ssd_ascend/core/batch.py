@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -51,9 +52,11 @@ class ModelOutput:
     H], or None when the architecture gives none. features: captured hidden states of all T tokens, [T, n*H], or None.
     greedy: None, or int64 [R, 2] from a captured step: the arg-max of each row of logits, -1 where it is no finite
     number, and the token fed there. All that a greedy step is judged by, ready for one copy to the host.
+    verdict: gives the same on the host, where that copy is on its way already.
     """
 
     logits: torch.Tensor
     hidden: torch.Tensor | None = None
     features: torch.Tensor | None = None
     greedy: torch.Tensor | None = None
+    verdict: Callable[[], list[list[int]]] | None = None

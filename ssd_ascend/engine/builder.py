@@ -18,6 +18,7 @@ from ssd_ascend.engine.engine import Engine
 from ssd_ascend.engine.executor import Executor
 from ssd_ascend.engine.gather import gather_ranks
 from ssd_ascend.engine.identity import EngineInfo, EngineLimits
+from ssd_ascend.engine.run_ahead import RunAhead
 from ssd_ascend.engine.scheduler import Scheduler
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.kv.blocks import BlockManager
@@ -56,13 +57,20 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> E
         device = backend.device(0)
         collectives = SingleRank() if ranks is None else ranks.collectives
         target = load_target(config, backend, device, collectives, capture_layers=capture, progress=progress)
-        executor = Executor(target.runner, ranks)
+        ahead = RunAhead(target.runner) if ranks is None and _may_run_ahead(config, backend) else None
+        executor = Executor(target.runner, ranks, ahead)
         side = _target_side(config, backend, target, executor, path, draft_path, kind, capture)
         speculator = SPECULATORS.get(config.speculation.speculator)(side)
         engine = _assemble(config, backend, device, target, executor, speculator, side, max_model_len)
         undo.pop_all()
     settle_threads(backend.capabilities, config.threads)
     return engine
+
+
+def _may_run_ahead(config: EngineConfig, backend: Backend) -> bool:
+    """Whether the next step of plain decoding is queued before this one's tokens are known."""
+    able = backend.capabilities
+    return config.graphs and able.graphs and able.device_lengths and not config.speculation.enabled
 
 
 def open_backend(config: EngineConfig) -> Backend:
@@ -213,6 +221,7 @@ def _assemble(
         max_batched_tokens=config.max_batched_tokens,
         max_model_len=max_model_len,
         lookahead=speculator.lookahead,
+        slots_ahead=executor.slots_ahead,
         speculation_stats=speculator.stats,
     )
     speculation = config.speculation

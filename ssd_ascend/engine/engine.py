@@ -123,7 +123,7 @@ class Engine:
             self._speculator.meanwhile()
         sampled = plan.sampled
         with trace.span("verify"):
-            verification = self._verifier.verify(sampled, speculation, output.logits, output.greedy)
+            verification = self._verifier.verify(sampled, speculation, output.logits, output.greedy, output.verdict)
             self._executor.check()
         with trace.span("observe"):
             if self._speculates:

@@ -35,7 +35,8 @@ class Scheduler:
 
     `lookahead` is the most drafts a row may get; it may be lowered and raised (up to its first value) between steps.
     `prefill_beside_decode` bounds the prompt tokens of a step that also decodes, so that streams keep flowing while a
-    long prompt is read; None takes a quarter of `max_batched_tokens`. `speculation_stats` is the speculator's own.
+    long prompt is read; None takes a quarter of `max_batched_tokens`. `slots_ahead`: KV slots that decode rows get for
+    tokens of later steps, where blocks are free. `speculation_stats` is the speculator's own.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Scheduler:
         max_model_len: int,
         lookahead: int = 0,
         prefill_beside_decode: int | None = None,
+        slots_ahead: int = 0,
         speculation_stats: SpeculationStats | None = None,
     ) -> None:
         if max_num_seqs * (lookahead + 1) > max_batched_tokens:
@@ -60,6 +62,7 @@ class Scheduler:
         self.max_batched_tokens = max_batched_tokens
         self.max_model_len = max_model_len
         self.lookahead = lookahead
+        self.slots_ahead = slots_ahead
         beside = max_batched_tokens // 4 if prefill_beside_decode is None else prefill_beside_decode
         self.prefill_beside_decode = max(1, beside)
         self._queues = Queues()
@@ -174,8 +177,9 @@ class Scheduler:
         rows = []
         for seq in self._queues.decoding:
             wanted = self.lookahead if seq.sampling.speculation else 0
-            drafts = min(wanted, seq.num_remaining - 1, self.blocks.room(seq.block_table) - seq.num_tokens)
-            self.blocks.grow(seq.block_table, seq.num_tokens + drafts)
+            room = self.blocks.room(seq.block_table) - seq.num_tokens
+            drafts = min(wanted, seq.num_remaining - 1, room)
+            self.blocks.grow(seq.block_table, seq.num_tokens + drafts + min(self.slots_ahead, room - drafts))
             rows.append(DecodeRow(seq, drafts))
         return rows
 

@@ -75,7 +75,7 @@ class Arriving:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._event: torch.Event | None = None
-        self._host = tensor
+        self._host = tensor.clone() if tensor.device.type == "cpu" else tensor
         if tensor.device.type != "cpu":
             self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             self._host.copy_(tensor, non_blocking=True)
@@ -85,11 +85,15 @@ class Arriving:
 
     def row(self, index: int) -> list[int]:
         """Row `index` of the matrix that was sent."""
+        return self.rows()[index]
+
+    def rows(self) -> list[list[int]]:
+        """All of it."""
         if self._values is None:
             if self._event is not None:
                 self._event.synchronize()
             self._values = self._host.tolist()
-        return self._values[index]
+        return self._values
 
 
 def _words(fields: Mapping[str, Field]) -> int:

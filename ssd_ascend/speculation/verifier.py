@@ -86,16 +86,17 @@ class Verifier:
         speculation: Speculation,
         logits: torch.Tensor,
         greedy: torch.Tensor | None = None,
+        verdict: Callable[[], list[list[int]]] | None = None,
     ) -> Verification:
         """Judge row i of `speculation` for sequences[i] with target logits [R, V], packed in order, drafts + 1 each.
 
         Sequences beyond the speculation's rows carry no drafts. `logits` are not changed. `greedy`: what a captured
-        step found of them (`ModelOutput.greedy`).
+        step found of them (`ModelOutput.greedy`), `verdict`: the same on its way to the host, or None.
         """
         layout = _Layout.of(len(sequences), speculation)
         assert logits.shape[0] == layout.num_rows, f"{logits.shape[0]} logit rows for {layout.num_rows} sampled ones"
         if greedy is not None and all(_is_arg_max(seq) for seq in sequences):
-            return self._found(sequences, layout, greedy)
+            return self._found(sequences, layout, self._to_host([greedy])[0].tolist() if verdict is None else verdict())
         if speculation.tokens is not None and speculation.tokens.device != logits.device:
             speculation = replace(speculation, tokens=speculation.tokens.to(logits.device, non_blocking=True))
         drawn = _drawn_rows(sequences, speculation)
@@ -112,9 +113,8 @@ class Verifier:
             _attach_logprobs(verification, sequences, layout, entries)
         return verification
 
-    def _found(self, sequences: Sequence[TokenSequence], layout: _Layout, greedy: torch.Tensor) -> Verification:
-        """All is known on the device, what each row emits and what was fed there: copy it, compare."""
-        pairs: list[list[int]] = self._to_host([greedy])[0].tolist()
+    def _found(self, sequences: Sequence[TokenSequence], layout: _Layout, pairs: list[list[int]]) -> Verification:
+        """The device found all: what each row emits, and what was fed there. Compare."""
         tokens = [token for token, _ in pairs]
         drafts = [[pairs[row][1] for row in layout.rows(i)[1:]] for i in range(len(sequences))]
         return _assemble(sequences, layout, tokens, [token >= 0 for token in tokens], drafts, {})

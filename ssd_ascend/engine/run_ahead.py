@@ -1,0 +1,98 @@
+"""The next step of plain decoding, queued before this one's tokens are known: the device need not wait for the host.
+
+A greedy row's next input is the arg-max that the device has itself, and everything else about it is known beforehand.
+So while the device decodes step n + 1, the host reads, commits and schedules step n. Called by `executor.py`; nobody
+else knows. A row that turns out to have ended is left out of what was computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from ssd_ascend.core.batch import Mode, ModelOutput
+from ssd_ascend.core.plan import DecodeRow, StepPlan
+from ssd_ascend.runtime.inputs import Row, build_batch
+from ssd_ascend.runtime.model_runner import ModelRunner
+from ssd_ascend.runtime.pack import Arriving
+
+SLOTS = 1
+"""KV slots that a sequence needs beyond those of the step it is in; see `Scheduler.slots_ahead`."""
+
+
+class _Queued(NamedTuple):
+    """A step that is under way: the row of each sequence, the position it computes, and what will come of it."""
+
+    rows: dict[int, int]
+    starts: list[int]
+    output: ModelOutput
+
+
+class RunAhead:
+    """At most one step is queued, and the next call either takes it or drops it.
+
+    What a dropped step wrote, it wrote behind the tokens of sequences, where whoever computes there writes again.
+    """
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._queued: _Queued | None = None
+
+    def take(self, plan: StepPlan) -> ModelOutput | None:
+        """The output for the decode rows of this plan, if they are all under way."""
+        queued, self._queued = self._queued, None
+        if queued is None or not plan.decoding:
+            return None
+        index = []
+        for row in plan.decoding:
+            found = queued.rows.get(row.seq.id)
+            if found is None or queued.starts[found] != row.seq.num_tokens - 1:
+                return None
+            index.append(found)
+        return _only(queued.output, index)
+
+    def queue_next(self, plan: StepPlan, output: ModelOutput) -> ModelOutput:
+        """Queue the step after this one where that can be; returns the output, whose `verdict` is then on its way."""
+        going = [i for i, row in enumerate(plan.decoding) if row.seq.num_remaining > 1]
+        seqs = [plan.decoding[i].seq for i in going]
+        graphs, size = self._runner.graphs, self._runner.block_size
+        if graphs is None or output.greedy is None or plan.prefills or not seqs or not _is_greedy(plan.decoding):
+            return output
+        if any(len(seq.block_table) * size <= seq.num_tokens for seq in seqs):
+            return output
+        output = replace(output, verdict=Arriving(output.greedy).rows)  # before the next replay writes there again
+        assert output.greedy is not None
+        tokens = output.greedy[:, 0].clamp(min=0)  # -1: no finite logits, and the row ends
+        if len(going) < len(plan.decoding):
+            tokens = tokens.index_select(0, _on_device(going, tokens.device))
+        rows = [Row((0,), seq.num_tokens, seq.block_table, 1) for seq in seqs]
+        batch = build_batch(
+            Mode.DECODE, rows, block_size=size, device=self._runner.device, input_ids=tokens, staging=graphs
+        )
+        following = self._runner.forward(batch)
+        places = {seq.id: i for i, seq in enumerate(seqs)}
+        self._queued = _Queued(places, [row.start for row in rows], following)
+        return output
+
+
+def _is_greedy(rows: Rows[DecodeRow]) -> bool:
+    """Whether the arg-max of the logits as they are is all that is asked."""
+    return all(
+        row.seq.sampling.greedy and row.seq.sampling.is_plain and row.seq.sampling.logprobs is None for row in rows
+    )
+
+
+def _only(output: ModelOutput, rows: list[int]) -> ModelOutput:
+    """These rows of an output."""
+    if rows == list(range(output.logits.shape[0])):
+        return output
+    index = _on_device(rows, output.logits.device)
+    greedy = None if output.greedy is None else output.greedy.index_select(0, index)
+    return ModelOutput(logits=output.logits.index_select(0, index), greedy=greedy)
+
+
+def _on_device(rows: list[int], device: torch.device) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
