@@ -96,7 +96,7 @@ def metadata(
 def filled_cache(case: Case, attention: AttentionBackend, device: torch.device) -> torch.Tensor:
     """A cache of large rubbish in which only the rows' earlier positions, before their queries, are right."""
     kv = torch.full(attention.kv_shape(case.num_blocks), 1e3, dtype=case.spec.dtype, device=device)
-    flat = kv.view(2, -1, *kv.shape[3:])
+    flat = kv.view(2, -1, *kv.shape[3:])[..., : case.spec.head_dim]  # a device may keep wider ones
     for row, (n, kv_len) in enumerate(case.rows):
         slots = torch.tensor(slots_of(case, row, range(kv_len - n)), dtype=torch.int64, device=device)
         flat[0, slots] = case.keys[row][: kv_len - n].to(device)

@@ -52,8 +52,8 @@ class NpuAttention:
         self._replayed: dict[int, Lengths] = {}
 
     def kv_shape(self, num_blocks: int) -> tuple[int, ...]:
-        """(2, num_blocks, block_size, Hkv, D)."""
-        return (2, num_blocks, self.spec.block_size, self.spec.num_kv_heads, self.spec.head_dim)
+        """(2, num_blocks, block_size, Hkv, D), and D rounded up to what the operator takes: only toys differ there."""
+        return (2, num_blocks, self.spec.block_size, self.spec.num_kv_heads, self.spec.head_dim + self._padding)
 
     def plan(self, meta: AttentionMetadata) -> None:
         """Turn the host lengths into the operator's lists; what the last step gathered is stale.
@@ -95,6 +95,8 @@ class NpuAttention:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata, layer: int
     ) -> torch.Tensor:
         """Store k, v [T, Hkv, D], then attend with q [T, Hq, D] -> [T, Hq * D] (0 for padding)."""
+        if self._padding:
+            q, k, v = (torch.nn.functional.pad(x, (0, self._padding)) for x in (q, k, v))
         torch_npu.npu_scatter_pa_kv_cache(
             k.contiguous(), v.contiguous(), kv[0], kv[1], meta.slot_mapping, cache_mode="Norm"
         )
@@ -125,10 +127,7 @@ class NpuAttention:
         return torch.cat((attended, attended.new_zeros(tokens - used, attended.shape[1])))
 
     def _call(self, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        keys, values = kv[0], kv[1]
-        if self._padding:  # only toys have such heads: the whole cache is copied to pad it
-            q, keys, values = (torch.nn.functional.pad(x, (0, self._padding)) for x in (q, keys, values))
-        tensors = (q.contiguous(), keys.flatten(2), values.flatten(2))
+        tensors = (q.contiguous(), kv[0].flatten(2), kv[1].flatten(2))
         options = self._options()
         if self._recorder.is_recording:
             out = self._capture(tensors, options)

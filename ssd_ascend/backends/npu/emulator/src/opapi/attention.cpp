@@ -1,4 +1,7 @@
 // Fused attention, in the one form our backend uses: TND, paged, causal from the right and bottom (sparse_mode 3).
+#include <cmath>
+#include <limits>
+
 #include "op.h"
 
 using namespace op;
@@ -54,6 +57,47 @@ void check_mask(const MaybeIn& mask, int64_t sparse_mode, int64_t inner_precise)
   require(inner_precise == 0, "TND with grouped heads wants inner_precise 0");
 }
 
+constexpr int64_t kFew = 1 << 14;  // products; a dozen tensor operations cost as much
+
+// A few queries and keys of one row, number by number: nearly every row of toy models. As `attend`, in float64.
+template <class T>
+__attribute__((optimize("O3"))) void attend_few(const T* q, const T* k, const T* v, const int32_t* blocks, int64_t n, int64_t length, const Problem& p, T* out) {
+  const int64_t stride = p.kv_heads * p.width, group = p.heads / p.kv_heads;
+  std::vector<double> weights(size_t(length), 0.0), sums(size_t(p.width), 0.0), query(size_t(p.width), 0.0);
+  auto place = [&](int64_t key, int64_t head) {
+    return (blocks[key / p.block_size] * p.block_size + key % p.block_size) * stride + head * p.width;
+  };
+  for (int64_t i = 0; i < n * p.heads; ++i, q += p.width, out += p.width) {
+    const int64_t seen = length - n + i / p.heads + 1, head = i % p.heads / group;
+    double most = -std::numeric_limits<double>::infinity(), total = 0;
+    for (int64_t d = 0; d < p.width; ++d) query[d] = double(float(q[d]));
+    for (int64_t j = 0; j < seen; ++j) {
+      const T* key = k + place(j, head);
+      double sum = 0;
+      for (int64_t d = 0; d < p.width; ++d) sum += query[d] * double(float(key[d]));
+      most = std::max(most, weights[j] = sum * p.scale);
+    }
+    for (int64_t j = 0; j < seen; ++j) total += weights[j] = std::exp(weights[j] - most);
+    std::fill(sums.begin(), sums.end(), seen > 0 ? 0.0 : std::nan(""));
+    for (int64_t j = 0; j < seen; ++j) {
+      const T* value = v + place(j, head);
+      const double weight = weights[j] / total;
+      for (int64_t d = 0; d < p.width; ++d) sums[d] += weight * double(float(value[d]));
+    }
+    for (int64_t d = 0; d < p.width; ++d) out[d] = T(float(sums[d]));
+  }
+}
+
+void attend_few(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& blocks, int64_t length,
+                const Problem& p, at::Tensor& out) {
+  auto run = [&](auto zero) {
+    using T = decltype(zero);
+    attend_few<T>(q.data_ptr<T>(), k.data_ptr<T>(), v.data_ptr<T>(), blocks.data_ptr<int32_t>(), q.size(0), length, p,
+                  out.data_ptr<T>());
+  };
+  q.scalar_type() == at::kHalf ? run(at::Half{}) : run(at::BFloat16{});
+}
+
 // In float64, so that a token's bits do not depend on what is computed beside it. A query that sees no key gets NaN.
 void attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& table, const at::Tensor& mask,
             const Problem& p, at::Tensor out, const MaybeOut& lse) {
@@ -63,13 +107,20 @@ void attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const
     const int64_t n = p.query_ends[row] - start, length = p.kv_lens[row];
     if (n == 0) continue;
     at::Tensor target = out.narrow(0, start, n);
-    at::Tensor blocks = table[int64_t(row)].slice(0, 0, (length + p.block_size - 1) / p.block_size).to(at::kLong);
+    const at::Tensor few = table[int64_t(row)].slice(0, 0, (length + p.block_size - 1) / p.block_size);
     if (length == 0) {
       target.fill_(std::nan(""));
       start += n;
       continue;
     }
-    require(blocks.min().item<int64_t>() >= 0 && blocks.max().item<int64_t>() < k.size(0), "a block beyond the cache");
+    for (int64_t i = 0; i < few.size(0); ++i)
+      require(few.data_ptr<int32_t>()[i] >= 0 && few.data_ptr<int32_t>()[i] < k.size(0), "a block beyond the cache");
+    if (n * length * p.heads * p.width <= kFew && !lse.has_value()) {
+      attend_few(q.narrow(0, start, n), k, v, few, length, p, target);
+      start += n;
+      continue;
+    }
+    const at::Tensor blocks = few.to(at::kLong);
     auto rows_of = [&](const at::Tensor& cache) {
       return cache.index_select(0, blocks).flatten(0, 1).narrow(0, 0, length).to(at::kDouble)
           .view({length, p.kv_heads, 1, p.width}).permute({1, 2, 3, 0});  // [Hkv, 1, D, L]
