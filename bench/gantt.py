@@ -10,7 +10,7 @@ from bench.timeline import PARTS
 
 _COLOURS = {
     "schedule": "#b8c4d6", "draft": "#e07a5f", "wait": "#f2cc8f", "inputs": "#81b29a", "forward": "#3d5a80",
-    "verify": "#6f9fc0", "observe": "#9d8189", "commit": "#6d6875",
+    "meanwhile": "#b5cbd9", "verify": "#6f9fc0", "observe": "#9d8189", "commit": "#6d6875",
 }  # fmt: skip
 _LANES = ("target", "speculator")
 _HEIGHT = 0.62

@@ -1,6 +1,7 @@
 """Where a round of decoding goes: verification, waiting for drafts, messages, and the host. Used by `bench/pairs.py`.
 
-The parts are times of the host. Its forward and the verdict's copy, which waits for the device, are the verification;
+The parts are times of the host. Its forward, what it does while the device works, and the verdict's copy, which waits
+for the device, are the verification;
 with `sd`, whose drafter shares the device, the drafter's time on it is in there too (`verify_and_draft_ms`).
 """
 
@@ -20,7 +21,7 @@ def put_round(row: Row, samples: Sequence[Sample]) -> None:
         return
     drafts_here = any("draft" in step.spans_ns for step in steps)
     waits = any("wait" in step.spans_ns for step in steps)
-    verify = _mean(steps, "forward", "verify")
+    verify = _mean(steps, "forward", "meanwhile", "verify")
     draft, wait = _mean(steps, "draft"), _mean(steps, "wait")
     message = _mean(steps, "observe") + max(0.0, _mean(steps, "propose") - wait) if waits else 0.0
     round_ms = statistics.mean(step.wall_ns for step in steps) / NS_PER_MS

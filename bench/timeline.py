@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.samples import NS_PER_MS, Sample, Step
 
-PARTS = ("schedule", "draft", "wait", "inputs", "forward", "verify", "observe", "commit")
+PARTS = ("schedule", "draft", "wait", "inputs", "forward", "meanwhile", "verify", "observe", "commit")
 """In the order of a step; what `propose` takes beside draft and wait is a sliver and left out."""
 _ROUNDS = 10
 _TOLD_LATER = 2

@@ -18,8 +18,8 @@ _SOURCES: Final = frozenset(int(source) for source in Source)
 def check_answer(
     answer: Answer, *, after: int, last: int, asked: Container[int], lookahead: int, target_vocab: int, draft_vocab: int
 ) -> None:
-    """`TransportError` when it does not fit. after, last: requests that were answered, and sent; asked: sequences of the
-    last one."""
+    """`TransportError` when it does not fit. after: the last request that was answered; last: the last of all, with the
+    sequences it `asked` for."""
     rows, drafts = len(answer.seq_ids), answer.tokens
     fits = (
         after < answer.number <= last

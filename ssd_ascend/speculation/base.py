@@ -198,6 +198,11 @@ class Foresight(NamedTuple):
 class ForeseeingDrafter(Protocol):
     """A drafter that can glue, fork and decode its branches in one go."""
 
+    @property
+    def whole_chain(self) -> int:
+        """Length of the chains that come in one go, too; 0 when every step is its own."""
+        ...
+
     def foresee(
         self,
         seqs: Rows[DraftSequence],

@@ -235,7 +235,8 @@ class DraftWorker:
 
     def _draft_on_demand(self, seqs: Rows[DraftSequence], *, num_rows: int) -> list[_Reply]:
         """What sequences get whose outcome was not foreseen: a short chain, an n-gram, or nothing."""
-        depth = self._fallback.depth(num_missing=len(seqs), num_rows=num_rows, lookahead=self._lookahead)
+        whole = self._at_once is not None and self._at_once.whole_chain == self._lookahead
+        depth = self._fallback.depth(num_missing=len(seqs), num_rows=num_rows, lookahead=self._lookahead, whole=whole)
         if depth > 0:
             start = time.perf_counter()
             chain = self._drafter.chain(seqs, depth)

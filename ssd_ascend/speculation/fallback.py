@@ -33,16 +33,19 @@ class FallbackPolicy:
         """Whether rows without a chain may get an n-gram."""
         return self._on_miss in ("auto", "ngram")
 
-    def depth(self, *, num_missing: int, num_rows: int, lookahead: int) -> int:
-        """Draft tokens for the missing rows."""
+    def depth(self, *, num_missing: int, num_rows: int, lookahead: int, whole: bool = False) -> int:
+        """Draft tokens for the missing rows. whole: chains of `lookahead` come in one go, so it is all or nothing."""
         if self._on_miss == "draft":
             return lookahead
         if self._on_miss != "auto":
             return 0
         step_s, verify_s = self._step_s.typical, self._verify_s.typical
         if step_s is None or verify_s is None:
-            return min(2, lookahead)  # short at first: it measures what a draft costs
+            return lookahead if whole else min(2, lookahead)  # short at first: it measures what a draft costs
         price = num_rows * self._tokens_per_round / max(verify_s, 1e-9) * step_s
+        if whole:
+            brings = num_missing * sum(self._acceptance**i for i in range(1, lookahead + 1))
+            return lookahead if brings > price * lookahead else 0
         depth, value = 0, num_missing * self._acceptance
         while depth < lookahead and value > price:
             depth, value = depth + 1, value * self._acceptance

@@ -133,6 +133,8 @@ class WorkerClient:
         self._open: dict[int, Update] = {}
         """Outcomes of this step that nothing is known for yet, by sequence."""
         self._idle_s, self._idle_before_s = Recent(), 0.0
+        self._told = 0
+        """The last request whose round was told ahead."""
         self._usual_s = Recent()
         self._stale = 0
         self._now = WorkerStats()
@@ -228,6 +230,18 @@ class WorkerClient:
             self._lose(str(error))
         self.stats.target_wait_s += time.perf_counter() - start
 
+    def listen(self, until_s: float) -> None:
+        """While there is nothing else to do: take in what comes, up to the guesses of the last request's round, or to
+        that moment of `time.monotonic`."""
+        try:
+            while self._worker is not None and self._told < self._number:
+                message = self._worker.transport.recv(max(0.0, until_s - time.monotonic()))
+                if message is None:
+                    return
+                self._accept(message)
+        except TransportError as error:
+            self._lose(str(error))
+
     def _drain(self) -> None:
         """Take what lies there."""
         try:
@@ -305,6 +319,7 @@ class WorkerClient:
         self._count(message.stats)
         self._idle_s.add(message.stats.idle_s - self._idle_before_s)
         self._idle_before_s = message.stats.idle_s
+        self._told = message.number
         self._ahead.take_in(message, self.attached)
         if self._open and self._number in self._found_of:
             self._settle(self._found_of[self._number])
@@ -362,27 +377,14 @@ class WorkerClient:
         self._ahead.clear()
         self._usual_s = Recent()
         self._idle_s, self._idle_before_s = Recent(), 0.0
-        self._answered = self._number
+        self._answered = self._told = self._number
         self._is_late = False
-        self._before = _sum(self._before, self._now)
+        self._before = self._before + self._now
         self._now = WorkerStats()
 
     def _count(self, now: WorkerStats) -> None:
         self._now = now
-        total = _sum(self._before, self._now)
+        total = self._before + self._now
         self.stats.draft_idle_s = total.idle_s
         self.stats.wasted = total.cached_drafts - total.used_drafts + self._stale
         self.stats.cache_bytes = now.cache_bytes
-
-
-def _sum(a: WorkerStats, b: WorkerStats) -> WorkerStats:
-    """Totals over two workers' lives; the cache is that of the second."""
-    return WorkerStats(
-        idle_s=a.idle_s + b.idle_s,
-        rounds=a.rounds + b.rounds,
-        lookups=a.lookups + b.lookups,
-        hits=a.hits + b.hits,
-        cached_drafts=a.cached_drafts + b.cached_drafts,
-        used_drafts=a.used_drafts + b.used_drafts,
-        cache_bytes=b.cache_bytes,
-    )

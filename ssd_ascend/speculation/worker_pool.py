@@ -105,6 +105,11 @@ class WorkerPool:
         """True when all have."""
         return all(client.has_slack for client in self._ready)
 
+    def listen(self, until_s: float) -> None:
+        """See `WorkerClient.listen`."""
+        for client in self._ready:
+            client.listen(until_s)
+
     def collect(self) -> None:
         """Take every worker's answer; all of them were asked before any is waited for."""
         for client in self._clients:

@@ -95,6 +95,18 @@ class WorkerStats:
     cache_bytes: int = 0
     """Held by the speculation cache now."""
 
+    def __add__(self, later: WorkerStats) -> WorkerStats:
+        """Totals over two workers' lives; the cache is that of the later one."""
+        return WorkerStats(
+            idle_s=self.idle_s + later.idle_s,
+            rounds=self.rounds + later.rounds,
+            lookups=self.lookups + later.lookups,
+            hits=self.hits + later.hits,
+            cached_drafts=self.cached_drafts + later.cached_drafts,
+            used_drafts=self.used_drafts + later.used_drafts,
+            cache_bytes=later.cache_bytes,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:

@@ -87,3 +87,14 @@ def test_ngrams_are_kept_per_sequence_until_forgotten() -> None:
     assert policy.ngrams(seqs, 3) == [[4, 1, 2], [6, 4, 5]]
     policy.forget([7, 8, 9])
     assert policy._indexes == {}
+
+
+@pytest.mark.parametrize(("step_s", "num_missing", "num_rows", "depth"),
+                         [(0.05, 1, 1, 6), (0.05, 1, 8, 0), (0.05, 8, 8, 6), (0.2, 1, 1, 0)])  # fmt: skip
+def test_chains_that_come_whole_are_drafted_where_all_of_one_is_worth_it(
+    step_s: float, num_missing: int, num_rows: int, depth: int
+) -> None:
+    """By hand: six drafts bring 1.43 tokens a missing row at a = 0.6, and cost 0.6 or 2.4 a row."""
+    policy = measured(step_s=step_s, verify_s=1.0)
+    assert policy.depth(num_missing=num_missing, num_rows=num_rows, lookahead=6, whole=True) == depth
+    assert FallbackPolicy("auto").depth(num_missing=1, num_rows=1, lookahead=6, whole=True) == 6

@@ -487,3 +487,22 @@ def test_guesses_that_do_not_fit_end_the_worker(stage: Stage, changes: dict[str,
     assert not looked_up(stage, 9)
     assert len(stage.link.reports) == 1
     assert stage.client.take(sequence(9)) is None
+
+
+def test_listening_ends_with_the_guesses_or_with_its_time(stage: Stage) -> None:
+    stage.answered()
+    stage.post(num_tokens=9)
+    stage.line.due(answer(2), after_s=0.001)
+    stage.line.due(told(2, num_tokens=9), after_s=0.003)
+    stage.line.due(answer(3), after_s=0.004)
+    began = stage.clock.now
+    stage.client.listen(began + 1.0)
+    assert stage.clock.now - began == pytest.approx(0.003)
+    stage.line.waits.clear()
+    stage.client.listen(began + 1.0)
+    assert stage.line.waits == [], "all is known"
+    stage.post(num_tokens=10)
+    stage.line._due.clear()
+    stage.client.listen(stage.clock.now + 0.25)
+    assert stage.line.waits == [pytest.approx(0.25)]
+    assert stage.link.reports == []

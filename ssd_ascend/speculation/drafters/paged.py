@@ -63,6 +63,11 @@ class PagedDrafter:
         self._tree_mask = tree_mask
         self._captured = captured
 
+    @property
+    def whole_chain(self) -> int:
+        """See `ForeseeingDrafter`."""
+        return 0 if self._captured.chains is None else self._captured.chains.lookahead
+
     # -- drafting after the last token ---------------------------------------------------------------------------
 
     def chain(self, seqs: Rows[DraftSequence], lookahead: int) -> Chain:

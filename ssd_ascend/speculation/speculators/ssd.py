@@ -2,12 +2,13 @@
 
 `observe` looks the outcomes up among what the worker has told ahead, and posts them before the scheduler commits;
 `propose` takes the drafts, waiting for the worker's answer only where they were not there. Where all were, and the
-worker has time, the post itself waits until the device is at work (`meanwhile`). Whatever happens to the worker costs
-speed only: rows without an offer decode plainly.
+worker has time, the post itself waits until the device is at work (`meanwhile`), when there also is time to hear what
+is told ahead. Whatever happens to the worker costs speed only: rows without an offer decode plainly.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from contextlib import AbstractContextManager, nullcontext
@@ -26,6 +27,7 @@ from ssd_ascend.core.stats import SpeculationStats
 from ssd_ascend.speculation.base import FeatureReader, Speculator
 from ssd_ascend.speculation.draft_sampler import widen
 from ssd_ascend.speculation.ending import surely_ends
+from ssd_ascend.speculation.recent import Recent
 from ssd_ascend.speculation.remote_link import connect_all
 from ssd_ascend.speculation.setup import TargetSide
 from ssd_ascend.speculation.worker_client import Asked, Offer, WorkerLink
@@ -35,6 +37,8 @@ from ssd_ascend.transport.messages import Attach, Update
 
 ToHost = Callable[[Rows[torch.Tensor]], list[torch.Tensor]]
 """`Backend.to_host`: copies all tensors to the host together."""
+_LISTENING = 0.75
+"""Of the time that a step usually takes the device. What is heard later is read when the verdict is there."""
 
 
 def build(side: TargetSide) -> Speculator:
@@ -98,6 +102,9 @@ class SsdSpeculator:
         self._beside = beside
         self._later: Callable[[], None] | None = None
         """The post that waits until the device is at work."""
+        self._began_s: float | None = None
+        """When the device was last left alone with a step."""
+        self._busy_s = Recent()
         self._worker = make_worker_client(
             links, self.stats, target_vocab=target_vocab, lookahead=lookahead, silence_s=silence_s
         )
@@ -158,7 +165,10 @@ class SsdSpeculator:
 
     def observe(self, sequences: Rows[Sequence], verification: Verification) -> None:
         """Look up and post the outcomes of every sequence that goes on."""
-        self.meanwhile()  # a step that came without a forward
+        if self._began_s is not None:
+            self._busy_s.add(time.monotonic() - self._began_s)
+            self._began_s = None
+        self._post_what_waits()  # a step that came without a forward
         if not self._worker.is_ready():
             return
         going = [
@@ -176,7 +186,16 @@ class SsdSpeculator:
             post(nullcontext)
 
     def meanwhile(self) -> None:
-        """Post what could wait."""
+        """Post what could wait; hear what is told ahead, so that it need not be read when the verdict is there."""
+        began_s = time.monotonic()
+        self._post_what_waits()
+        if self._beside is None:
+            return
+        self._began_s = began_s
+        if (busy_s := self._busy_s.typical) is not None:
+            self._worker.listen(began_s + _LISTENING * busy_s)
+
+    def _post_what_waits(self) -> None:
         later, self._later = self._later, None
         if later is not None:
             later()
@@ -218,7 +237,7 @@ class SsdSpeculator:
     def release(self, seq_ids: Rows[int]) -> None:
         """The worker hears of it with the next request."""
         if seq_ids:
-            self.meanwhile()  # what is to be forgotten must be known first
+            self._post_what_waits()  # what is to be forgotten must be known first
         self._worker.release(seq_ids)
 
     def tune(self, fan_out: Rows[int]) -> None:
