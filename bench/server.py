@@ -47,6 +47,11 @@ class OwnServer:
         self.ready_ns = time.perf_counter_ns()
         return self
 
+    @property
+    def pid(self) -> int:
+        """The front end's process id."""
+        return self._process.pid
+
     def __exit__(self, *_: object) -> None:
         self._stop()
 

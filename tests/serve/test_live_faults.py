@@ -1,5 +1,7 @@
-"""kill -9 and a clock that jumps, at a real engine with a real draft worker, while streams run. Slow; `test_life.py` and
-`tests/engine/test_faults.py` hold the parts to the same in the fast suite."""
+"""kill -9 and a clock that jumps, at a real engine with a real draft worker, while streams run.
+
+Slow; `test_life.py` and `tests/engine/test_faults.py` hold the parts to the same in the fast suite.
+"""
 
 from __future__ import annotations
 
