@@ -46,10 +46,18 @@ def copy_rate(backend: Backend, device: torch.device) -> float:
 
 
 def step_bytes(config: ModelConfig, *, dtype_bytes: int, rows: int, context: int, devices: int = 1) -> float:
-    """Bytes a step of the target reads on each of its devices: every matrix once, keys and values of its rows."""
+    """Bytes a step of the target reads on each of its devices: every matrix once, keys and values of its rows.
+
+    Of experts those that `rows` tokens take, were they taken at random.
+    """
     attention = config.hidden_size * config.head_dim * 2 * (config.num_heads + config.num_kv_heads)
-    layer = attention + 3 * config.hidden_size * config.intermediate_size
-    weights = config.num_layers * layer + config.vocab_size * config.hidden_size
+    experts = config.experts
+    sparse = config.num_layers - len(experts.dense_layers) if experts else 0
+    inner = (config.num_layers - sparse) * float(config.intermediate_size)
+    if experts:
+        taken = experts.count * (1.0 - (1.0 - experts.per_token / experts.count) ** rows)
+        inner += sparse * (taken * experts.intermediate_size + experts.count / 3)  # a router is one matrix, not three
+    weights = config.num_layers * attention + config.hidden_size * (3 * inner + config.vocab_size)
     cached = 2 * config.num_layers * config.num_kv_heads * config.head_dim * rows * context
     return dtype_bytes * (weights + cached) / devices
 

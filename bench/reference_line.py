@@ -218,7 +218,9 @@ def _find(family: str, size: str, *, eagle: bool, draft: str | None) -> str:
     except ValueError:
         raise ConfigError(f"--size is {size!r}", remedy="give a number of billions, such as 70 or 0.6") from None
     presets = {name: catalogue.find_preset(name) for name in catalogue.names("models")}
-    of_family = {name: preset for name, preset in presets.items() if preset.target.family == family}
+    of_family = {
+        name: preset for name, preset in presets.items() if preset.target.family.removesuffix("_moe") == family
+    }
     fitting = [name for name, preset in of_family.items() if size_of(preset.target) == wanted]
     if not fitting:
         known = sorted({size_of(preset.target) or 0.0 for preset in of_family.values()})

@@ -72,7 +72,14 @@ def _lay_out(given: dict[str, Any], name: str, folder: Path, shares: dict[str, f
 def _config(model: ModelPreset) -> dict[str, Any]:
     """A `config.json` of the preset's sizes."""
     dims: Dims = model.dims
+    experts = {
+        "num_experts": dims.num_experts,
+        "num_experts_per_tok": dims.experts_per_token,
+        "moe_intermediate_size": dims.expert_size,
+        "norm_topk_prob": True,
+    }
     return {
+        **(experts if dims.num_experts else {}),
         "model_type": model.family,
         "hidden_size": dims.hidden_size,
         "num_hidden_layers": dims.num_layers,

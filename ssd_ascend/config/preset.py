@@ -41,7 +41,11 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dims:
-    """The sizes of a transformer that decide its memory and its time."""
+    """The sizes of a transformer that decide its memory and its time.
+
+    num_experts: where not 0, every feed-forward part is so many experts of `expert_size`, of which a token takes
+    `experts_per_token`.
+    """
 
     hidden_size: int
     num_layers: int
@@ -53,13 +57,19 @@ class Dims:
     tie_embeddings: bool
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     max_model_len: int | None = None
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "vocab_size"):
+        sparse = ("experts_per_token", "expert_size") if self.num_experts else ()
+        for name in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "vocab_size", *sparse):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}", remedy="give at least 1")
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}")
+        if self.experts_per_token > self.num_experts:
+            raise ConfigError(f"experts_per_token {self.experts_per_token} is more than num_experts {self.num_experts}")
 
     @property
     def dtype_bytes(self) -> int:

@@ -17,6 +17,9 @@ from ssd_ascend.planner.shapes import Shape
 _INT = 8  # bytes of an integer on the wire
 _HEADER_INTS = 5  # sequence id, accepted, recovery token, length, number of blocks
 _KV_BLOCK = 16
+_LAUNCH_US = 10.0  # outside a graph; 22 on the slow host of an H200 that was measured
+_LAUNCHES_A_LAYER = 30  # of a sparse model, which is not captured: attention, norms, routing and the sum of answers
+_LAUNCHES_AN_EXPERT = 3  # two matrices and the activation between them, expert by expert (`layers/moe.py`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +61,12 @@ class Forward:
 
 def forward(shape: Shape, rates: Rates, *, rows: int, kv_bytes: float, tp: int = 1, step_us: float = 0.0) -> Forward:
     """One forward of `rows` tokens on one of `tp` ranks, without what the ranks say to each other."""
-    stream = (shape.step_bytes / tp + kv_bytes) / rates.memory
+    stream = (shape.read_bytes(rows) / tp + kv_bytes) / rates.memory
     compute = 2 * shape.step_params * rows / tp / rates.compute
     busy = max(stream, compute) + (1.0 - rates.overlap) * min(stream, compute)
     per_layer = rates.layer_us if rows == 1 else rates.layer_rows_us
+    if shape.experts is not None:
+        per_layer += _LAUNCH_US * (_LAUNCHES_A_LAYER + _LAUNCHES_AN_EXPERT * shape.experts.distinct(rows))
     return Forward(busy_us=busy, idle_us=shape.layers * per_layer + step_us)
 
 

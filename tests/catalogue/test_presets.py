@@ -47,7 +47,15 @@ def test_kv_bytes_of_a_token() -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"num_kv_heads": 3}, "no multiple of num_kv_heads 3"), ({"num_layers": 0}, "num_layers is 0")],
+    [
+        ({"num_kv_heads": 3}, "no multiple of num_kv_heads 3"),
+        ({"num_layers": 0}, "num_layers is 0"),
+        ({"num_experts": 4, "expert_size": 8}, "experts_per_token is 0"),
+        (
+            {"num_experts": 4, "expert_size": 8, "experts_per_token": 5},
+            "experts_per_token 5 is more than",
+        ),
+    ],
 )
 def test_sizes_that_cannot_be(change: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

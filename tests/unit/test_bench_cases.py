@@ -127,6 +127,11 @@ def test_the_eagle_line_finds_a_preset_with_a_head_and_needs_neither_llama_nor_a
     assert args.model == "qwen3-32b-eagle3"
 
 
+def test_a_sparse_model_belongs_to_its_family() -> None:
+    args, _ = translated("--qwen --size 30 --spec --k 3")
+    assert (args.model, args.modes, args.drafter) == ("qwen3-30b-a3b-draft-0.6b", "sd", "model")
+
+
 def test_a_size_of_draft_is_a_preset_too() -> None:
     args, _ = translated("--llama --size 70 --draft 1 --spec")
     draft = catalogue.find_preset(args.draft).draft

@@ -16,6 +16,7 @@ import torch
 from bench import compare
 from bench.cases import Case, random_cases
 from bench.command import main
+from bench.device_cost import step_bytes
 from bench.equality import differences, put_equality
 from bench.modes import OwnEngine, fit_cache, parse_modes
 from bench.rival import TransformersRival
@@ -24,6 +25,7 @@ from bench.soak import measure as soak
 from bench.summary import Row, own_ms, spread, summarise
 from bench.tiny import VOCAB, write_tiny
 from ssd_ascend.config.engine import EngineConfig
+from ssd_ascend.config.model import ExpertsConfig, ModelConfig
 from ssd_ascend.config.speculation import SpeculationConfig
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.errors import ConfigError
@@ -345,6 +347,21 @@ def test_a_line_of_the_reference_says_what_each_data_set_saw(
         assert row[f"tokens_per_s_{name}"] > 0
         assert 2 < row[f"acceptance_length_{name}"] <= 3
     assert "Model: tiny-1.5, Mode: sd, Total: 36tok" in capsys.readouterr().out
+
+
+def test_the_floor_of_a_sparse_model_grows_with_the_experts_its_rows_take() -> None:
+    dense = ModelConfig(family="llama", hidden_size=8, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=4,
+                        intermediate_size=20, vocab_size=16)  # fmt: skip
+    attention = 3 * (8 * 4 * 2 * 3)
+    assert step_bytes(dense, dtype_bytes=2, rows=1, context=0) == 2 * (attention + 3 * 3 * 8 * 20 + 16 * 8)
+    experts = ExpertsConfig(count=4, per_token=1, intermediate_size=10, normalised=True, dense_layers=frozenset({0}))
+    sparse = replace(dense, experts=experts)
+
+    def expected(taken: float) -> float:
+        return 2 * (attention + 3 * 8 * 20 + 2 * (taken * 3 * 8 * 10 + 4 * 8) + 16 * 8)
+
+    assert step_bytes(sparse, dtype_bytes=2, rows=1, context=0) == pytest.approx(expected(1.0))
+    assert step_bytes(sparse, dtype_bytes=2, rows=2, context=0) == pytest.approx(expected(1.75))
 
 
 def test_synthetic_needs_a_preset(capsys: pytest.CaptureFixture[str]) -> None:

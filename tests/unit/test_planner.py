@@ -56,7 +56,20 @@ def test_weights_are_counted_as_the_models_are_known_for() -> None:
     assert billions("qwen3-8b-eagle3") == pytest.approx(8.19, abs=0.01)
     assert billions("qwen3-14b-eagle3") == pytest.approx(14.77, abs=0.02)
     assert billions("qwen3-32b-eagle3") == pytest.approx(32.76, abs=0.02)
+    assert billions("qwen3-30b-a3b-draft-0.6b") == pytest.approx(30.53, abs=0.02)
+    assert billions("qwen3-235b-a22b-draft-0.6b") == pytest.approx(235.09, abs=0.1)
     assert billions("smollm2-135m") == pytest.approx(0.1345, abs=0.0005)
+
+
+def test_tokens_that_choose_experts_read_more_of_them_together_than_alone() -> None:
+    """Qwen3-30B-A3B: 3.3 billion parameters a token by its card, which counts the embedding, too."""
+    shape = causal_shape(catalogue.find_preset("qwen3-30b-a3b-draft-0.6b").target.dims)
+    embedding = 151936 * 2048
+    assert (shape.step_params + embedding) / 1e9 == pytest.approx(3.35, abs=0.02)
+    assert shape.read_bytes(1) == pytest.approx(shape.step_bytes)
+    assert shape.read_bytes(10_000) == pytest.approx(2 * (shape.resident_params - embedding))
+    two = 128 * (1 - (1 - 8 / 128) ** 2) - 8
+    assert shape.read_bytes(2) - shape.step_bytes == pytest.approx(two * 48 * 3 * 2048 * 768 * 2)
 
 
 def test_a_head_weighs_what_its_file_does() -> None:
