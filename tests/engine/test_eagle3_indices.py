@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.core.batch import ForwardBatch, ModelOutput
 from ssd_ascend.runtime.model_runner import ModelRunner
 from ssd_ascend.speculation.base import Chain, Glue
@@ -25,7 +26,7 @@ from ssd_ascend.speculation.drafters.paged import PagedDrafter
 from ssd_ascend.weights.eagle3 import read_eagle3_config
 from ssd_ascend.weights.loader import load_model, read_config
 from tests.engine.eagle3_reference import Dialect, Tensors, combine, head_forward
-from tests.engine.harness import drive, greedy, make_engine, prompts_of, speculation
+from tests.engine.harness import DEVICE, DTYPE, drive, greedy, make_engine, prompts_of, speculation
 from tests.engine.lines import worker_of
 from tests.toys import build_context, prefill_batch
 from tests.toys import run as forward
@@ -139,13 +140,18 @@ class Reference:
         return head_forward(self._w, torch.tensor(tokens), features, self._dialect)
 
 
+ROUNDING = {"float32": 0.0, "float16": 0.03, "bfloat16": 0.2}
+"""Of the largest number, after the several forwards behind it; rows that stand on another triple differ by units."""
+
+
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=0)
+    atol = max(2e-4, ROUNDING[DTYPE] * theirs.abs().max().item())
+    torch.testing.assert_close(ours.float().cpu(), theirs, atol=atol, rtol=0)
 
 
 def paired(drafts: tuple[int, ...], hidden: torch.Tensor | None) -> list[tuple[int, torch.Tensor | None]]:
     assert not drafts or hidden is not None
-    return [(token, hidden[j]) for j, token in enumerate(drafts)] if hidden is not None else []
+    return [(token, hidden[j].float().cpu()) for j, token in enumerate(drafts)] if hidden is not None else []
 
 
 def check_chain(call: Call, reference: Reference, seen: Counter[str]) -> None:
@@ -226,10 +232,12 @@ CHECKS = {"chain": check_chain, "glue": check_glue, "branch": check_branch}
 def test_every_logit_stands_on_the_right_triples(
     pairs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, family: str, layout: str
 ) -> None:
+    if layout == "tree_mask" and not load_backend(DEVICE).capabilities.tree_mask:
+        pytest.skip(f"{DEVICE} has no tree masks")
     config = speculation(
         pairs[family], "ssd", "eagle3", lookahead=3, fan_out=3, on_miss="draft", branch_lowering=layout
     )
-    engine = make_engine(pairs[family], config)
+    engine = make_engine(pairs[family], config, graphs=False)  # a round in one graph has no calls to record
     drafter = worker_of(engine)._drafter
     assert isinstance(drafter, PagedDrafter)
     recorder = Recorder(drafter, monkeypatch)
