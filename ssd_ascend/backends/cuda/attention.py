@@ -151,7 +151,7 @@ class PagedAttention:
 
         Under a mask they are few, and programs many: a program reads its part of the mask number by number.
         """
-        most = 16 if masked else 64 if self.spec.dtype.itemsize <= 2 else 32
+        most = 32 if masked else 64 if self.spec.dtype.itemsize <= 2 else 32
         return max(self._group_floor(), min(most, triton.next_power_of_2(queries * self._group)))
 
     def _group_floor(self) -> int:

@@ -26,7 +26,7 @@ from ssd_ascend.backends.cuda.sums import small_sums
 from ssd_ascend.errors import ConfigError
 
 _OLDEST = (8, 0)
-_OVERLAPS_FROM = (9, 0)
+_OVERLAPS_FROM = _COPIES_IN_BULK_FROM = (9, 0)
 
 
 class CudaBackend:
@@ -39,7 +39,7 @@ class CudaBackend:
     def __init__(self) -> None:
         capability = _capability()
         self._overlap = capability >= _OVERLAPS_FROM
-        self.ops: Ops = CudaOps(overlap=self._overlap)
+        self.ops: Ops = CudaOps(overlap=self._overlap, bulk=capability >= _COPIES_IN_BULK_FROM)
         self.capabilities = Capabilities(
             graphs=True,
             tree_mask=True,

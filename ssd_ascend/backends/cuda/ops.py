@@ -5,27 +5,34 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ssd_ascend.backends.base import Linear
+from ssd_ascend.backends.base import Experts, Linear
+from ssd_ascend.backends.cuda.experts import grouped_experts, is_exact
 from ssd_ascend.backends.cuda.kernels import choice, small
 from ssd_ascend.backends.cuda.kernels.linear import linear
+from ssd_ascend.backends.cuda.kernels.top_few import top_few
+from ssd_ascend.log import get_logger
 
+_log = get_logger(__name__)
 _AHEAD = 128
 """Numbers of every weight row fetched while the kernel before still runs (measured: 128 and 256 help, 1024 hurts)."""
 
 
 class CudaOps:
-    """`backends.base.Ops`. `overlap`: let each kernel start while its predecessor still runs (Hopper and newer)."""
+    """`backends.base.Ops`. `overlap`: let each kernel start while its predecessor still runs; `bulk`: load matrices
+    through the bulk copy engine (both Hopper and newer)."""
 
-    def __init__(self, *, overlap: bool) -> None:
+    def __init__(self, *, overlap: bool, bulk: bool) -> None:
         self._overlap = overlap
+        self._bulk = bulk
         self._ahead = _AHEAD if overlap else 0
+        self._exact_experts: dict[tuple[torch.Size, torch.device], bool] = {}
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """[T, in] -> [T, out]; a row's bits do not depend on T."""
         weight = weight.contiguous()
 
         def apply(x: torch.Tensor) -> torch.Tensor:
-            return linear(x, weight, bias, overlap=self._overlap, ahead=self._ahead)
+            return linear(x, weight, bias, overlap=self._overlap, bulk=self._bulk, ahead=self._ahead)
 
         return apply
 
@@ -34,7 +41,9 @@ class CudaOps:
         weight = weight.contiguous()
 
         def apply(x: torch.Tensor) -> torch.Tensor:
-            return linear(x, weight, None, overlap=self._overlap, ahead=self._ahead, dtype=torch.float32)
+            return linear(
+                x, weight, None, overlap=self._overlap, bulk=self._bulk, ahead=self._ahead, dtype=torch.float32
+            )
 
         return apply
 
@@ -44,13 +53,29 @@ class CudaOps:
         bias = None if bias is None else _alternate(bias)
 
         def apply(x: torch.Tensor) -> torch.Tensor:
-            return linear(x, weight, bias, overlap=self._overlap, ahead=self._ahead, gated=True)
+            return linear(x, weight, bias, overlap=self._overlap, bulk=self._bulk, ahead=self._ahead, gated=True)
 
         return apply
+
+    def experts(self, gate_up: torch.Tensor, down: torch.Tensor) -> Experts | None:
+        """The library's grouped product, where it is exact; see `cuda/experts.py`. It knows bfloat16 only."""
+        if gate_up.dtype is not torch.bfloat16:
+            return None
+        run = grouped_experts(gate_up, down, self.silu_and_mul)
+        shape = (gate_up.shape, gate_up.device)
+        if shape not in self._exact_experts:
+            found = is_exact(run, *gate_up.shape[::2], dtype=gate_up.dtype, device=gate_up.device)
+            self._exact_experts[shape] = found
+            _log.info("experts of %s run %s", tuple(gate_up.shape), "grouped" if found else "one by one")
+        return run if self._exact_experts[shape] else None
 
     def top_tokens(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The arg-max of every row [R, V] and its value."""
         return choice.top_tokens(logits, overlap=self._overlap)
+
+    def top_few(self, logits: torch.Tensor, count: int) -> torch.Tensor:
+        """The likeliest tokens of every row [R, V], best first: [R, count]."""
+        return top_few(logits, count, overlap=self._overlap)
 
     def embedding(self, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Rows of weight [V, H] for ids [T] -> [T, H]."""

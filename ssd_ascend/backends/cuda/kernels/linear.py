@@ -21,8 +21,7 @@ _GROUP = 8
 
 
 class Tile(NamedTuple):
-    """How the output is cut. `swap`: weights are the left operand of the tensor cores, which want 64 rows of it.
-    `bulk`: tiles come through the bulk copy engine, where the device has one."""
+    """How the output is cut. `swap`: weights are the left operand of the tensor cores, which want 64 rows of it."""
 
     rows: int
     columns: int
@@ -30,27 +29,38 @@ class Tile(NamedTuple):
     stages: int
     warps: int
     swap: bool = True
-    bulk: bool = False
 
 
-def choose_tile(rows: int, columns: int, itemsize: int) -> Tile:
+def choose_tile(rows: int, columns: int, itemsize: int, *, bulk: bool) -> Tile:
     """The tile for [rows, K] @ [columns, K].T: a measured table (docs/performance.md). Bits do not depend on it."""
     if itemsize > 2:
         return Tile(16, 32, 32, 3, 4, swap=False) if rows <= 16 else Tile(64, 64, 32, 3, 4, swap=False)
-    narrow = columns <= 8192
-    if rows <= 16:  # few columns: twice as many programs, and 64 rows are not to be had
-        return Tile(16, 32, 256, 5, 4, swap=False) if columns <= 4096 else Tile(16, 64, 128, 8, 4)
+    if not bulk:
+        return _small_tile(rows)
+    if rows <= 16:
+        return Tile(16, 64, 256, 5, 4)
     if rows <= 32:
-        return Tile(32, 64, 128, 8, 4) if narrow else Tile(32, 128, 64, 6, 4)
+        return Tile(32, 64, 256, 4, 4) if columns <= 8192 else Tile(32, 128, 64, 8, 4)
     if rows <= 64:
-        return Tile(64, 64, 128, 6, 4, bulk=True) if narrow else Tile(64, 128, 128, 4, 4, bulk=True)
+        return Tile(64, 64, 128, 6, 4) if columns <= 8192 else Tile(64, 128, 128, 4, 4)
+    if rows <= 128 and columns <= 8192:
+        return Tile(64, 64, 128, 6, 4) if columns <= 4096 else Tile(128, 64, 64, 8, 4)
     if rows <= 128:
-        return Tile(64, 64, 128, 5, 4, bulk=True) if narrow else Tile(128, 128, 64, 6, 8, bulk=True)
-    if rows <= 256 and columns <= 4096:
-        return Tile(128, 64, 64, 6, 4, bulk=True)
-    if rows <= 512 and narrow:
-        return Tile(128, 128, 64, 6, 8, bulk=True)
-    return Tile(256, 128, 64, 4, 8, bulk=True)
+        return Tile(128, 256, 64, 4, 8)
+    if rows <= 256 and columns <= 8192:
+        return Tile(128, 64, 64, 6, 4) if columns <= 4096 else Tile(128, 128, 64, 6, 8)
+    if 256 < rows <= 512:
+        return Tile(64, 256, 64, 5, 4, swap=False)
+    return Tile(256, 128, 64, 4, 8)
+
+
+def _small_tile(rows: int) -> Tile:
+    """For devices without the bulk copy engine, and matrices that it does not read: 160 KB of shared memory at most."""
+    if rows <= 16:
+        return Tile(16, 64, 128, 8, 4)
+    if rows <= 32:
+        return Tile(32, 64, 128, 6, 4)
+    return Tile(64, 64, 128, 4, 4) if rows <= 64 else Tile(128, 128, 64, 4, 8)
 
 
 def linear(
@@ -59,22 +69,25 @@ def linear(
     bias: torch.Tensor | None,
     *,
     overlap: bool,
+    bulk: bool = False,
     ahead: int = 0,
     gated: bool = False,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """x [T, K] (rows may be strided) @ weight [N, K].T + bias -> [T, N] in `dtype`, by default x's.
 
-    gated: rows of weight alternate between gate and up, and the result is silu(gate) * up, [T, N / 2].
+    bulk: tiles come through the bulk copy engine, where both matrices allow it. gated: rows of weight alternate between
+    gate and up, and the result is silu(gate) * up, [T, N / 2].
     """
     rows, depth = x.shape
     columns = weight.shape[0]
     out = torch.empty((rows, columns // 2 if gated else columns), dtype=dtype or x.dtype, device=x.device)
     if not rows:
         return out
-    tile = choose_tile(rows, columns, x.element_size())
+    bulk = bulk and _can_be_described(x) and _can_be_described(weight)
+    tile = choose_tile(rows, columns, x.element_size(), bulk=bulk)
     x_tiles = w_tiles = None
-    if tile.bulk and overlap and _can_be_described(x) and _can_be_described(weight):
+    if bulk:
         x_tiles = TensorDescriptor.from_tensor(x, [tile.rows, tile.depth])
         w_tiles = TensorDescriptor.from_tensor(weight, [tile.columns, tile.depth])
     grid = (triton.cdiv(columns, tile.columns) * triton.cdiv(rows, tile.rows),)
