@@ -84,7 +84,7 @@ def linear(
     out = torch.empty((rows, columns // 2 if gated else columns), dtype=dtype or x.dtype, device=x.device)
     if not rows:
         return out
-    bulk = bulk and _can_be_described(x) and _can_be_described(weight)
+    bulk = bulk and x.element_size() <= 2 and _can_be_described(x) and _can_be_described(weight)
     tile = choose_tile(rows, columns, x.element_size(), bulk=bulk)
     x_tiles = w_tiles = None
     if bulk:
