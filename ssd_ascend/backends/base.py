@@ -130,6 +130,22 @@ class ChoosingOps(Protocol):
         ...
 
 
+Experts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Experts made ready for the device: maps x [T, H] and the experts chosen by each token, int64 [T, k], to [T, k, H]."""
+
+
+@runtime_checkable
+class ExpertOps(Protocol):
+    """Operators for many small feed-forward parts, where a device runs those that are chosen by itself."""
+
+    def experts(self, gate_up: torch.Tensor, down: torch.Tensor) -> Experts | None:
+        """down(silu(gate(x)) * up(x)) of each chosen expert: weights [E, 2*I, H] and [E, H, I], prepared once.
+
+        A token's answers must not depend, in any bit, on the tokens beside it; None where that cannot be had.
+        """
+        ...
+
+
 @runtime_checkable
 class AttentionBackend(Protocol):
     """Paged attention of one model on one device."""

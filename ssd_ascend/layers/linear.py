@@ -128,24 +128,11 @@ class PackedLinear(nn.Module):
 
 
 class RowLinear(nn.Module):
-    """A matrix split over ranks by input columns, results summed: [T, local in] -> [T, out].
+    """A matrix split over ranks by input columns, results summed: [T, local in] -> [T, out]."""
 
-    summed False leaves the sum over ranks to the caller, who has more to add before.
-    """
-
-    def __init__(
-        self,
-        ctx: BuildContext,
-        in_features: int,
-        columns: slice,
-        out_features: int,
-        *,
-        bias: bool,
-        summed: bool = True,
-    ) -> None:
+    def __init__(self, ctx: BuildContext, in_features: int, columns: slice, out_features: int, *, bias: bool) -> None:
         super().__init__()
         self._ranks = ctx.collectives
-        self._summed = summed
         self._shape = (out_features, in_features)
         self._columns = columns
         self._bias = bias
@@ -164,7 +151,7 @@ class RowLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, local in] -> [T, out]."""
         out = self._assembly.linear(x)
-        return self._ranks.all_reduce(out) if self._summed and self._ranks.size > 1 else out
+        return out if self._ranks.size == 1 else self._ranks.all_reduce(out)
 
 
 class ReplicatedLinear(nn.Module):

@@ -13,32 +13,27 @@ from ssd_ascend.layers.sharding import even_shard
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)): [T, H] -> [T, H].
+    """down(silu(gate(x)) * up(x)): [T, H] -> [T, H]."""
 
-    inner: its width, the model's `intermediate_size` by default. summed: see `RowLinear`.
-    """
-
-    def __init__(
-        self, config: ModelConfig, ctx: BuildContext, *, inner: int | None = None, summed: bool = True
-    ) -> None:
+    def __init__(self, config: ModelConfig, ctx: BuildContext) -> None:
         super().__init__()
-        hidden, inner = config.hidden_size, inner or config.intermediate_size
+        hidden, inner = config.hidden_size, config.intermediate_size
         self.gate_up_proj = PackedLinear(
             ctx,
             hidden,
             [column_part("gate_proj", inner, ctx), column_part("up_proj", inner, ctx)],
             bias=config.mlp_bias,
-            prepare=_gated(ctx.ops),
+            prepare=gated(ctx.ops),
         )
         columns = even_shard(inner, ctx.collectives, what="intermediate_size")
-        self.down_proj = RowLinear(ctx, inner, columns, hidden, bias=config.mlp_bias, summed=summed)
+        self.down_proj = RowLinear(ctx, inner, columns, hidden, bias=config.mlp_bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, H] -> [T, H]."""
         return self.down_proj(self.gate_up_proj(x))
 
 
-def _gated(ops: Ops) -> Prepare:
+def gated(ops: Ops) -> Prepare:
     """Projection and activation together, in one launch where the device has that."""
     if isinstance(ops, GatedOps):
         return ops.gated_linear
