@@ -194,6 +194,8 @@ def model_config_from_gguf(
         raise ConfigError(f"{where} has no 'general.architecture', so the model's family is unknown")
     prefix = f"{family}."
     config = ForeignConfig({key.removeprefix(prefix): value for key, value in metadata.items()}, where)
+    if config.integer("expert_count", 0, at_least=0):
+        raise ConfigError(f"{where}: experts in a .gguf are not supported", remedy="use the safetensors checkpoint")
     hidden_size = config.integer("embedding_length")
     num_heads = config.integer("attention.head_count")
     num_kv_heads = config.integer("attention.head_count_kv", num_heads)
