@@ -130,6 +130,15 @@ class ChoosingOps(Protocol):
         ...
 
 
+@runtime_checkable
+class RankingOps(Protocol):
+    """Operators with a top-k of their own for a few of many, where torch's takes long."""
+
+    def top_few(self, logits: torch.Tensor, count: int) -> torch.Tensor:
+        """float32 [R, V] -> the `count` likeliest tokens of each row, best first (the first of equals), int64."""
+        ...
+
+
 Experts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Experts made ready for the device: maps x [T, H] and the experts chosen by each token, int64 [T, k], to [T, k, H]."""
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from ssd_ascend.backends.base import AttentionBackend, Backend, ChoosingOps, CompilingBackend
+from ssd_ascend.backends.base import AttentionBackend, Backend, ChoosingOps, CompilingBackend, RankingOps
 from ssd_ascend.core.batch import ForwardBatch, Mode, ModelOutput
 from ssd_ascend.kv.cache import KVCache
 from ssd_ascend.layers.moe import is_host_driven
@@ -113,3 +113,10 @@ class ModelRunner:
 def chooser(backend: Backend) -> Chooser:
     """How this device finds the arg-max of logits."""
     return backend.ops.top_tokens if isinstance(backend.ops, ChoosingOps) else top_tokens
+
+
+def ranker(backend: Backend) -> Callable[[torch.Tensor, int], torch.Tensor]:
+    """How this device finds the few likeliest tokens of each row of logits, best first."""
+    if isinstance(backend.ops, RankingOps):
+        return backend.ops.top_few
+    return lambda logits, count: logits.topk(count, dim=-1).indices

@@ -94,6 +94,9 @@ class DraftSequence:
     block_table: list[int] = field(default_factory=list)
     num_entries: int = 0
     """Entries of committed tokens in the drafter's cache."""
+    others: dict[tuple[int, ...], Rows[Rows[int]]] = field(default_factory=dict)
+    """Of each branch that was drafted last (tokens up to its guess, the guess, its drafts): what else might have
+    followed in each draft's place."""
     drafted: Callable[[], Rows[int]] | None = None
     """Tokens of the entries that follow, from the last drafting; valid as far as they were accepted. A call, as they
     may still be on their way from the device."""
@@ -210,10 +213,13 @@ class ForeseeingDrafter(Protocol):
         hidden: Rows[torch.Tensor | None],
         k: int,
         counts: Callable[[int], Rows[int]],
+        *,
+        hurry: bool,
     ) -> Foresight | None:
         """`glue`, the likeliest guesses, and `branch` k deep; None where this round must go step by step.
 
-        `counts`: guesses for each depth of a speculation of so many drafts.
+        `counts`: guesses for each depth of a speculation of so many drafts. hurry: the target waits for this, so that a
+        branch may be a draft shorter where that saves a forward.
         """
         ...
 

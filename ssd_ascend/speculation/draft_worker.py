@@ -23,6 +23,7 @@ from ssd_ascend.speculation.branch_depth import BranchDepth, FixedDepth
 from ssd_ascend.speculation.cache import CachedSpeculation, SpeculationCache
 from ssd_ascend.speculation.fallback import FallbackPolicy
 from ssd_ascend.speculation.fan_out import FanOut, FixedFanOut
+from ssd_ascend.speculation.pace import Pace
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.messages import Answer, Attach, Foreseen, Message, Request, Shutdown, Update, WorkerStats
 
@@ -68,6 +69,7 @@ class DraftWorker:
         self._budget = budget
         self._others_wait = others_wait
         self._cache = SpeculationCache()
+        self._pace = Pace()
         self._sequences: dict[int, DraftSequence] = {}
         self._offered: dict[int, int] = {}
         """Drafts under verification, by sequence."""
@@ -94,6 +96,7 @@ class DraftWorker:
             if message is None or isinstance(message, Shutdown):
                 return
             self._handle(message)
+            self._pace.saw_round(waited, time.perf_counter() - start - waited)
 
     def pump(self) -> int:
         """Handle every message that is waiting; returns how many there were."""
@@ -293,7 +296,9 @@ class DraftWorker:
             or not isinstance(self._depth, FixedDepth)
         ):
             return None
-        return self._at_once.foresee(seqs, sent, hidden, self._depth.depth(), self._fan_out.counts)
+        return self._at_once.foresee(
+            seqs, sent, hidden, self._depth.depth(), self._fan_out.counts, hurry=self._pace.hurries
+        )
 
     def _remember(self, branches: Rows[Branch], guessed: Rows[int], chain: Chain) -> None:
         outcomes = [

@@ -17,11 +17,13 @@ from ssd_ascend.backends.base import Backend
 from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.engine import builder
+from ssd_ascend.speculation.base import Foresight
 from ssd_ascend.speculation.drafters import captured_forks
+from ssd_ascend.speculation.drafters.captured_ahead import CapturedAhead
 from ssd_ascend.speculation.drafters.captured_chain import CapturedChains
 from ssd_ascend.speculation.drafters.captured_forks import CapturedForks
 from ssd_ascend.speculation.drafters.feed import feed_sizes
-from ssd_ascend.speculation.drafters.paged import _picks
+from ssd_ascend.speculation.drafters.paged import PagedDrafter, _picks
 from tests.engine.harness import DEVICE, Run, greedy, prompts_of, run, speculation
 
 PROMPTS = prompts_of([8, 1, 17, 33, 5])
@@ -193,3 +195,75 @@ def test_chains_queued_early_follow_what_the_scheduler_does(pair: Path, used: di
     captured = run(pair, PROMPTS, sampling, config, graphs=True, **cramped)
     assert captured.tokens == run(pair, PROMPTS, sampling, graphs=False).tokens
     assert used["chains"] > 3
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Workers that think their target waits; counts the rounds that went ahead, and checks each against one that does
+    not: the same guesses, the same drafts, but for a last one that is missing behind the last depth."""
+    counts = {"ahead": 0, "late": 0}
+    own = PagedDrafter.foresee
+
+    def foresee(self: PagedDrafter, seqs: Any, sent: Any, *args: Any, hurry: bool) -> Any:
+        others = [seq.others for seq in seqs]
+        plain = own(self, seqs, sent, *args, hurry=False)
+        for seq, kept in zip(seqs, others, strict=True):
+            seq.others = kept
+        before = counts["ahead"]
+        ahead = own(self, seqs, sent, *args, hurry=True)
+        if plain is not None and counts["ahead"] > before:
+            drafts = [_by_outcome(foresight) for foresight in (plain, ahead)]
+            depth_of = {seq.id: len(tokens) for seq, tokens in zip(seqs, sent, strict=True)}
+            for key, found in drafts[1].items():
+                if key in drafts[0]:
+                    late = key[1] == depth_of[key[0]]
+                    counts["late"] += late
+                    assert found == drafts[0][key][: len(found)]
+                    assert len(found) == LOOKAHEAD - late
+            assert set(drafts[1]) <= set(drafts[0]) or any(depth < LOOKAHEAD for depth in depth_of.values())
+        return ahead
+
+    run_ahead = CapturedAhead.run
+
+    def counted(self: CapturedAhead, *args: Any) -> Any:
+        result = run_ahead(self, *args)
+        counts["ahead"] += result is not None
+        return result
+
+    monkeypatch.setattr(PagedDrafter, "foresee", foresee)
+    monkeypatch.setattr(CapturedAhead, "run", counted)
+    return counts
+
+
+def _by_outcome(foresight: Foresight) -> dict[tuple[int, int, int], list[int]]:
+    """The drafts for every outcome: sequence, accepted drafts, token."""
+    chain = foresight.chain
+    return {
+        (branch.seq.id, branch.depth, guess): tokens[:count]
+        for branch, guess, tokens, count in zip(
+            foresight.branches, foresight.guesses, chain.tokens.tolist(), chain.num_tokens, strict=True
+        )
+    }
+
+
+@pytest.mark.skipif(DEVICE == "npu", reason="it has no tree masks")
+@pytest.mark.parametrize("prompts", [1, 2, 3])
+def test_a_round_that_goes_ahead_foresees_what_any_round_does(
+    pair: Path, hurried: dict[str, int], prompts: int
+) -> None:
+    config = speculation(pair, "ssd", "model", lookahead=LOOKAHEAD, on_miss="draft")
+    ahead = run(pair, PROMPTS[:prompts], greedy(40), config, graphs=True)
+    assert ahead.tokens == run(pair, PROMPTS[:prompts], greedy(40), graphs=False).tokens
+    assert hurried["ahead"] > 5
+    assert hurried["late"] > 5
+    stats = ahead.stats.speculation
+    assert stats.hits > 0.5 * stats.lookups
+
+
+@pytest.mark.skipif(DEVICE == "npu", reason="it has no tree masks")
+def test_going_ahead_with_an_uneven_fan_out(pair: Path, hurried: dict[str, int]) -> None:
+    """Depths without a guess, and more guesses behind the last draft than beside the others."""
+    config = speculation(pair, "ssd", "model", lookahead=LOOKAHEAD, fan_out=(2, 0, 1, 3, 5), on_miss="draft")
+    ahead = run(pair, PROMPTS[:2], greedy(40), config, graphs=True)
+    assert ahead.tokens == run(pair, PROMPTS[:2], greedy(40), graphs=False).tokens
+    assert hurried["ahead"] > 3

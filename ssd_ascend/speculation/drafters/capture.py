@@ -5,6 +5,7 @@ live on the device or are taken anew for every step. Called by `model.py` and `e
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as Rows
 from typing import NamedTuple
 
 import torch
@@ -12,10 +13,12 @@ import torch
 from ssd_ascend.backends.base import CompilingBackend, GraphCapture, StepwiseAttention
 from ssd_ascend.log import get_logger
 from ssd_ascend.runtime.graphs import Rehearsal, brief
-from ssd_ascend.runtime.model_runner import ModelRunner, chooser
+from ssd_ascend.runtime.model_runner import ModelRunner, chooser, ranker
+from ssd_ascend.speculation.drafters.captured_ahead import Beside, CapturedAhead
 from ssd_ascend.speculation.drafters.captured_chain import CapturedChains
 from ssd_ascend.speculation.drafters.captured_forks import CapturedForks
 from ssd_ascend.speculation.drafters.feed import DraftParts, FeatureTable
+from ssd_ascend.speculation.fan_out import FixedFanOut, make_fan_out
 from ssd_ascend.speculation.setup import DraftSetup
 
 _log = get_logger(__name__)
@@ -27,6 +30,7 @@ class Captured(NamedTuple):
 
     chains: CapturedChains | None = None
     forks: CapturedForks | None = None
+    ahead: CapturedAhead | None = None
 
 
 NOTHING = Captured()
@@ -64,32 +68,50 @@ def capture(
     if isinstance(backend, CompilingBackend):
         with backend.compiling():
             _rounds(setup, parts, Rehearsal(), catch_up)
-    chains, forks = _rounds(setup, parts, graphs, catch_up)
+    captured = _rounds(setup, parts, graphs, catch_up)
     backend.synchronize(setup.device)
     _log.info(
         "captured %d chains and %d parts of rounds in %.1f s",
-        0 if chains is None else len(chains), 0 if forks is None else len(forks), time.monotonic() - began,
+        *(sum(len(part) for part in kind if part is not None)
+          for kind in ((captured.chains,), (captured.forks, captured.ahead))),
+        time.monotonic() - began,
     )  # fmt: skip
-    return Captured(chains, forks)
+    return captured
 
 
 def _rounds(setup: DraftSetup, parts: DraftParts, graphs: GraphCapture, catch_up: int) -> Captured:
     """All that this device and configuration can have."""
     rows = setup.target.max_num_seqs
     chains = CapturedChains(parts, graphs, lookahead=setup.lookahead, max_rows=rows, per_row=catch_up)
-    return Captured(chains, _forks(setup, parts, graphs, catch_up))
-
-
-def _forks(setup: DraftSetup, parts: DraftParts, graphs: GraphCapture, catch_up: int) -> CapturedForks | None:
-    """Rounds of `ssd`; None where they go step by step: a choice that takes the host, or no memory."""
     if not setup.width or setup.config.fan_out == "auto" or setup.config.lookahead == "auto":
-        return None
+        return Captured(chains)  # guesses take the host
+    fan_out = make_fan_out(setup.config.fan_out, setup.lookahead)
+    assert isinstance(fan_out, FixedFanOut)
+    counts = fan_out.per_depth
+    beside = Beside(ranker(setup.backend), max(counts[:-1])) if _goes_ahead(setup, parts, counts) else None
     try:
-        return CapturedForks(
+        forks = CapturedForks(
             parts, graphs,
-            lookahead=setup.lookahead, width=setup.width, max_rows=setup.target.max_num_seqs, per_row=catch_up,
-            masks=setup.tree_mask,
+            lookahead=setup.lookahead, width=setup.width, max_rows=rows, per_row=catch_up, masks=setup.tree_mask,
+            beside=beside,
         )  # fmt: skip
+        ahead = None
+        if beside is not None:
+            ahead = CapturedAhead(parts, graphs, beside, lookahead=setup.lookahead, counts=counts, max_rows=rows)
     except RuntimeError as error:
         _log.warning("no graphs for rounds of %d branches (%s): they go step by step", setup.width, brief(error))
-        return None
+        return Captured(chains)
+    return Captured(chains, forks, ahead)
+
+
+def _goes_ahead(setup: DraftSetup, parts: DraftParts, counts: Rows[int]) -> bool:
+    """Whether a round's guesses may be known before its glue: entries of accepted drafts stay as they are, and there
+    are guesses for every kind of depth."""
+    return (
+        setup.tree_mask
+        and parts.table is None
+        and parts.to_target is None
+        and setup.lookahead > 1
+        and min(max(counts[:-1]), counts[-1]) > 0
+        and max(*counts[:-1], counts[-1] - 1) + 1 < parts.num_tokens
+    )

@@ -35,8 +35,12 @@ def roll(
     output: ModelOutput,
     steps: int,
     forward: Callable[[int, torch.Tensor, torch.Tensor | None], ModelOutput],
+    token: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Rolled:
-    """Take the arg-max of `output`, feed it with `forward(step, tokens, hidden)`, and again, `steps` times in all."""
+    """Take the arg-max of `output`, feed it with `forward(step, tokens, hidden)`, and again, `steps` times in all.
+
+    token: takes it instead of `parts.token`."""
+    take = parts.token if token is None else token
     tokens: list[torch.Tensor] = []
     hidden: list[torch.Tensor] = []
     for step in range(steps):
@@ -44,7 +48,7 @@ def roll(
         if step:
             output = forward(step - 1, tokens[-1], own)
             own = output.hidden if parts.table is not None else None
-        tokens.append(parts.token(output.logits))
+        tokens.append(take(output.logits))
         if own is not None:
             hidden.append(own)
     return Rolled(torch.stack(tokens, dim=1), torch.stack(hidden, dim=1) if hidden else None)

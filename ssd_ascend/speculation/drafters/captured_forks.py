@@ -20,6 +20,7 @@ from ssd_ascend.core.batch import ForwardBatch, Mode, ModelOutput
 from ssd_ascend.kv.blocks import BlockManager
 from ssd_ascend.runtime.pack import Field, Pack, write
 from ssd_ascend.runtime.static import write_tables
+from ssd_ascend.speculation.drafters.captured_ahead import Beside, scratch
 from ssd_ascend.speculation.drafters.captured_chain import Rolled, roll
 from ssd_ascend.speculation.drafters.captured_rows import BranchRows
 from ssd_ascend.speculation.drafters.feed import (
@@ -90,8 +91,11 @@ class _Glue:
 class _Branches:
     """The branches of up to `rows` sequences, `width` each, `steps` deep."""
 
-    def __init__(self, parts: DraftParts, rows: int, width: int, steps: int, shared: GlueOutput) -> None:
+    def __init__(
+        self, parts: DraftParts, rows: int, width: int, steps: int, shared: GlueOutput, beside: Beside | None
+    ) -> None:
         self._parts, self.rows, self.width, self._steps, self._shared = parts, rows, width, steps, shared
+        self._beside = beside
         size, tokens, device = parts.runner.block_size, rows * width, parts.runner.device
         self._max_len = parts.max_len + width * steps
         integer = torch.int32
@@ -133,9 +137,18 @@ class _Branches:
         def forward(step: int, tokens: torch.Tensor, hidden: torch.Tensor | None) -> ModelOutput:
             return parts.runner.run(self._batch(step, tokens, hidden, masks[step]))
 
+        others: list[torch.Tensor] = []
+
+        def token(logits: torch.Tensor) -> torch.Tensor:
+            if self._beside is None:
+                return parts.token(logits)
+            ranked = self._beside.rank(logits, self._beside.kept + 1)
+            others.append(ranked[:, 1:])
+            return ranked[:, 0]
+
         output = forward(0, guesses, own)
-        rolled: Rolled = roll(parts, output, self._steps, lambda step, *fed: forward(step + 1, *fed))
-        self._out[:] = [(torch.cat((guesses.unsqueeze(1), rolled.tokens), dim=1), rolled.hidden)]
+        rolled: Rolled = roll(parts, output, self._steps, lambda step, *fed: forward(step + 1, *fed), token)
+        self._out[:] = [(torch.cat((guesses.unsqueeze(1), rolled.tokens, *others), dim=1), rolled.hidden)]
 
     def _batch(self, step: int, tokens: torch.Tensor, hidden: torch.Tensor | None, mask: torch.Tensor) -> ForwardBatch:
         arrays = self.pack.device
@@ -153,24 +166,13 @@ class _Branches:
     @contextmanager
     def room(self, forks: Rows[Fork], blocks: BlockManager) -> Iterator[bool]:
         """See `BranchRows.room`: scratch behind every sequence's own entries."""
-        scratch, tables = self.width * self._steps, [fork.feed.seq.block_table for fork in forks]
-        need = [blocks.blocks_for(fork.base + scratch) - len(table) for fork, table in zip(forks, tables, strict=True)]
-        if (
-            max(fork.base for fork in forks) + self._steps > self._parts.max_len
-            or sum(max(0, more) for more in need) > blocks.num_free
-        ):
-            yield False
-            return
-        for fork, table in zip(forks, tables, strict=True):
-            blocks.grow(table, fork.base + scratch)
-        try:
-            yield True
-        finally:
-            for fork, table in zip(forks, tables, strict=True):
-                blocks.trim(table, fork.base)
+        entries, steps = self.width * self._steps, self._steps
+        with scratch(forks, blocks, entries=entries, reach=steps, max_len=self._parts.max_len) as there_is_room:
+            yield there_is_room
 
     def replay(self, forks: Rows[Fork], stride: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run it for these: (int64 [n * width, 1 + steps], guess and drafts of every branch; hidden [.., steps, H])."""
+        """Run it for these: (int64 [n * width, 1 + steps ..], guess and drafts of every branch, and what is kept beside
+        each draft; hidden [.., steps, H])."""
         assert self._graph is not None
         stage = self.pack.next()
         write_tables(stage, [fork.feed.row.block_table for fork in forks])
@@ -208,9 +210,11 @@ class CapturedForks:
         max_rows: int,
         per_row: int,
         masks: bool,
+        beside: Beside | None = None,
     ) -> None:
         """Captures. RuntimeError when the device cannot. width: the most branches a sequence gets; per_row: entries to
-        catch up with, beside the drafts; masks: whether branches share a row."""
+        catch up with, beside the drafts; masks: whether branches share a row; beside: what is kept beside drafts, where
+        they do."""
         self.lookahead = lookahead
         self.max_rows = min(max_rows, _MOST_BRANCHES)
         device = parts.runner.device
@@ -224,10 +228,14 @@ class CapturedForks:
         sizes = feed_sizes(self.max_rows, per_row + lookahead)
         self._glues = [_Glue(parts, size, lookahead, shared) for size in sizes]
         counts = sorted({size.rows for size in sizes}, reverse=True)
-        layout = _Branches if masks else BranchRows
-        self._branches: list[_Branches | BranchRows] = [
-            layout(parts, rows, min(width, _MOST_BRANCHES // rows), lookahead, shared) for rows in counts
-        ]
+        self._branches: list[_Branches | BranchRows] = []
+        for rows in counts:
+            most = min(width, _MOST_BRANCHES // rows)
+            self._branches.append(
+                _Branches(parts, rows, most, lookahead, shared, beside)
+                if masks
+                else BranchRows(parts, rows, most, lookahead, shared)
+            )
         parts_of_rounds: list[_Glue | _Branches | BranchRows] = [*self._glues, *self._branches]
         for part in parts_of_rounds:
             self._capture(part, graphs)
@@ -246,7 +254,8 @@ class CapturedForks:
         return any(glue.feed.size.holds(wanted) for glue in self._glues)
 
     def run(self, forks: Rows[Fork], blocks: BlockManager) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """Guess and drafts of every branch, `width(n)` a sequence, int64 [n * width, 1 + lookahead]; their features.
+        """Guess and drafts of every branch, `width(n)` a sequence, int64 [n * width, 1 + lookahead ..]; their features.
+        What is kept beside each draft, if anything, follows them.
 
         Good until the next call. What lies in the places of picks that a sequence lacks means nothing. None without
         room in `blocks` for the branches' entries, which is only borrowed.

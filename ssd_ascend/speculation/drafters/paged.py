@@ -22,7 +22,7 @@ from ssd_ascend.speculation.branches import BranchLayout, RowsLayout, TreeMaskLa
 from ssd_ascend.speculation.draft_sampler import DraftSampler
 from ssd_ascend.speculation.drafters.capture import NOTHING, Captured
 from ssd_ascend.speculation.drafters.captured_forks import CapturedForks
-from ssd_ascend.speculation.drafters.feed import Fork
+from ssd_ascend.speculation.drafters.feed import Feed, Fork
 from ssd_ascend.speculation.drafters.tails import Tails
 from ssd_ascend.speculation.drafters.trunk import EntrySource, Trunk
 
@@ -177,8 +177,10 @@ class PagedDrafter:
         hidden: Rows[torch.Tensor | None],
         k: int,
         counts: Callable[[int], Rows[int]],
+        *,
+        hurry: bool = False,
     ) -> Foresight | None:
-        """`glue`, a choice of counts(number of drafts) guesses per depth, and `branch`: two graphs, one copy."""
+        """`glue`, a choice of counts(number of drafts) guesses per depth, and `branch`: one or two graphs, one copy."""
         forks = self._captured.forks
         if forks is None or k != forks.lookahead or len(seqs) > forks.max_rows:
             return None
@@ -188,6 +190,13 @@ class PagedDrafter:
         feeds = [self._trunk.feed(seqs[i], sent[i], hidden[i], len(sent[i]) + 1) for i in live]
         if not live or not forks.holds(feeds):
             return None
+        kept = [
+            seq.others.get((seq.num_tokens, seq.token_ids[-1], *drafts)) for seq, drafts in zip(seqs, sent, strict=True)
+        ]
+        for seq in seqs:
+            seq.others = {}
+        if hurry and (foreseen := self._ahead(feeds, [sent[i] for i in live], [kept[i] for i in live])) is not None:
+            return foreseen
         width = forks.width(len(live))
         rounds = [Fork(feed, sent[i], _picks(counts(len(sent[i])), len(sent[i]), forks.num_ranks, width))
                   for feed, i in zip(feeds, live, strict=True)]  # fmt: skip
@@ -211,9 +220,53 @@ class PagedDrafter:
         if kept is not None and len(index) < kept.shape[0]:
             kept = kept[index]
         rows = [arriving.row(i) for i in index]
-        tokens = torch.tensor([row[1:] for row in rows], dtype=torch.int64)
+        for branch, row in zip(branches, rows, strict=True):
+            self._keep_others(branch, row[: k + 1], row[k + 1 :])
+        tokens = torch.tensor([row[1 : k + 1] for row in rows], dtype=torch.int64)
         chain = Chain(tokens, [k] * len(rows), None, [False] * len(rows), kept)
         return Foresight(branches, [row[0] for row in rows], chain)
+
+    def _keep_others(self, branch: Branch, tokens: Rows[int], others: Rows[int]) -> None:
+        """Note what might have followed in place of each draft of a branch. tokens: its guess, its drafts."""
+        if self._captured.ahead is not None:
+            kept = self._captured.ahead.kept
+            branch.seq.others[branch.seq.num_tokens + branch.depth + 1, *tokens] = [
+                others[at : at + kept] for at in range(0, len(others), kept)
+            ]
+
+    def _ahead(
+        self, feeds: Rows[Feed], sent: Rows[Rows[int]], others: Rows[Rows[Rows[int]] | None]
+    ) -> Foresight | None:
+        """The round whose guesses are known already, all but the last depth's; None where they are not, or no graph."""
+        ahead = self._captured.ahead
+        if ahead is None or any(feed.num_committed != 1 or not feed.num_tail for feed in feeds):
+            return None
+        known = [each for each in others if each is not None]
+        if len(known) < len(feeds):
+            return None
+        forks = [Fork(feed, drafts, []) for feed, drafts in zip(feeds, sent, strict=True)]
+        guesses = [ahead.guesses(each) for each in known]
+        result = ahead.run(forks, guesses, self._blocks)
+        if result is None:
+            return None
+        arriving, k = Arriving(result), ahead.lookahead
+        branches: list[Branch] = []
+        tokens, found, lengths = [], [], []
+        for i, (fork, own) in enumerate(zip(forks, guesses, strict=True)):
+            self._trunk.mark(fork.feed.seq, fork.end)
+            self._trunk.keep(fork.feed.seq, fork.drafts)
+            for guess in own:
+                row, late = arriving.row(i * len(own) + guess.place), guess.depth == len(fork.drafts)
+                if guess.token is None and not late:
+                    continue  # a place that was left empty
+                token, drafts = (row[0], row[1:k]) if late else (guess.token or 0, row[:k])
+                branches.append(Branch(fork.feed.seq, guess.depth, 0))
+                self._keep_others(branches[-1], [token, *drafts], row[k + ahead.kept * late :])
+                found.append(token)
+                lengths.append(len(drafts))
+                tokens.append([*drafts, *[0] * late])
+        drafted = torch.tensor(tokens, dtype=torch.int64)
+        return Foresight(branches, found, Chain(drafted, lengths, None, [False] * len(found), None))
 
     def branch(
         self,

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ssd_ascend.backends.cuda.kernels.launch import wait_for_previous
+from ssd_ascend.backends.cuda.kernels.launch import launch, wait_for_previous
 
 WORDS = 256
 """Payload words of 4 bytes that one program of one warp carries."""
@@ -30,7 +30,9 @@ def all_reduce(
     counter for every program; broken: int32 [1], not 0 ends all waiting.
     """
     words = x.numel() * x.element_size() // 4
-    _all_reduce[(triton.cdiv(words, WORDS),)](
+    launch(
+        _all_reduce,
+        (triton.cdiv(words, WORDS),),
         x.view(-1).view(torch.int32), inboxes, turns, broken, words, capacity,
         RANK=rank, SIZE=size, WIDE=x.dtype is torch.float32, KIND=_KINDS[x.dtype], WORDS=WORDS, LOOKS=_MOST_LOOKS,
         OVERLAP=overlap,
