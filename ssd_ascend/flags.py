@@ -86,6 +86,7 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
     _flag(group, "--context", type=int, metavar="N", help="tokens of each that the plan is made for (default 4096)")
     _flag(group, "--speculators-per-replica", type=int, metavar="N", help="default: as planned")
     _flag(group, "--ray", metavar="ADDRESS", help="as actors of this Ray cluster ('auto': the one around us)")
+    _flag(group, "--ray-serve", action="store_true", help="the router as a Ray Serve application (with --ray)")
 
 
 def _add_speculation_arguments(group: argparse._ArgumentGroup) -> None:
@@ -106,7 +107,7 @@ def _add_speculation_arguments(group: argparse._ArgumentGroup) -> None:
         group, "--speculators", type=_names, metavar="HOST:PORT,...",
         help="draft on these (started with ssd_ascend.speculate) instead of in a worker of our own",
     )  # fmt: skip
-    _flag(group, "--worker", choices=("process", "inprocess"), help="where an ssd drafter lives")
+    _flag(group, "--worker", choices=("process", "thread", "inprocess"), help="where an ssd drafter lives")
     _flag(group, "--worker-line", choices=("socket", "device"), help="what carries its messages (default: socket)")
 
 

@@ -1,12 +1,14 @@
 """Just enough HTTP/1.1 for a reverse proxy: one request in, its head rewritten, the answer passed on byte for byte.
 
-Every answer ends with the connection, so that nobody has to find out where it ends. Used by `router.py`.
+Every answer ends with the connection, so that `router.py` need not find out where it ends. `ray_front.py`, which hands
+answers to somebody who writes heads of his own, takes them apart with `read_answer`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 MAX_HEAD_BYTES = 64 << 10
@@ -81,6 +83,34 @@ async def _read_body(reader: asyncio.StreamReader, headers: list[tuple[bytes, by
         return await reader.readexactly(int(length))
     except asyncio.IncompleteReadError:
         raise BadRequestError(400, "the client left before it had sent its request") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A replica's answer, its body still to come. The headers are those for the client."""
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: AsyncIterator[bytes]
+
+
+async def read_answer(reader: asyncio.StreamReader) -> Answer:
+    """The head of an answer, and its body as it comes, freed of chunks. asyncio.IncompleteReadError when it breaks."""
+    first, *lines = (await reader.readuntil(b"\r\n\r\n"))[:-4].split(b"\r\n")
+    headers = [(name.lower(), value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
+    chunked = (b"transfer-encoding", b"chunked") in headers
+    kept = tuple(each for each in headers if each[0] not in _HOP and each[0] != b"transfer-encoding")
+    return Answer(int(first.split(b" ")[1]), kept, _chunks(reader) if chunked else _rest(reader))
+
+
+async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while size := int((await reader.readline()).partition(b";")[0] or b"0", 16):
+        yield (await reader.readexactly(size + 2))[:-2]
+
+
+async def _rest(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while data := await reader.read(MAX_HEAD_BYTES):
+        yield data
 
 
 def answer(status: int, body: bytes, content_type: str) -> bytes:

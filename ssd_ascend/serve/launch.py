@@ -31,6 +31,7 @@ _OURS = (
     *("--host", "--port", "--tp", "--speculator", "--admin-host", "--admin-port"),
 )
 """Flags that are for the launcher alone. An admin port cannot be had by several replicas of one host."""
+_SWITCHES = ("--ray-serve",)
 
 
 class AnyFleet(Protocol):
@@ -42,8 +43,18 @@ class AnyFleet(Protocol):
     async def close(self, grace_s: float) -> None: ...
 
 
+class AnyFront(Protocol):
+    """What the launcher asks of whoever passes requests to the replicas."""
+
+    async def start(self, host: str, port: int) -> int: ...
+    async def wait_until_ready(self) -> None: ...
+    async def close(self, drain_s: float) -> None: ...
+
+
 def plan_for(args: argparse.Namespace) -> tuple[Plan, Topology]:
     """The plan that the flags ask for. ConfigError when there is none, or a flag is missing."""
+    if hasattr(args, "ray_serve") and not hasattr(args, "ray"):
+        raise ConfigError("--ray-serve is given, but no Ray cluster", remedy="add --ray ADDRESS, or leave it out")
     if not hasattr(args, "preset"):
         raise ConfigError("--topology is given, but no preset", remedy="add --preset NAME, one of models/")
     topology = catalogue.find_topology(args.topology)
@@ -62,7 +73,7 @@ def plan_for(args: argparse.Namespace) -> tuple[Plan, Topology]:
 def flags_for(argv: Sequence[str]) -> Flags:
     """What the processes get of the command line: targets all but the plan's, ours and the addresses; speculators of
     that only what is the engine's."""
-    target = _without(argv, dict.fromkeys(_OURS, True))
+    target = _without(argv, dict.fromkeys(_OURS, True) | dict.fromkeys(_SWITCHES, False))
     server = {name: action.nargs != 0 for action in build_parser()._actions for name in action.option_strings}
     return Flags(tuple(target), tuple(_without(target, server)))
 
@@ -113,19 +124,27 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):  # not before: Ray brings handlers of its own
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     targets = [each for each in fleet.placed if each.role.kind == "target"]
-    router = Router([Replica(each.role.name, each.host, each.port) for each in targets])
-    port = await router.start(args.host, args.port)
+    front = _front(args, [Replica(each.role.name, each.host, each.port) for each in targets])
+    port = await front.start(args.host, args.port)
     url = f"http://{args.host}:{port}"
     announce(f"loading; {url}/health says which replicas are ready")
     fleet.start()
-    ready = asyncio.create_task(router.wait_until_ready())
+    ready = asyncio.create_task(front.wait_until_ready())
     ready.add_done_callback(lambda task: None if task.cancelled() else announce(f"ready: {len(targets)} on {url}"))
     try:
         await stop.wait()
     finally:
         ready.cancel()
-        await router.close(args.drain_timeout)
+        await front.close(args.drain_timeout)
         await fleet.close(args.drain_timeout)
+
+
+def _front(args: argparse.Namespace, replicas: list[Replica]) -> AnyFront:
+    if not hasattr(args, "ray_serve"):
+        return Router(replicas)
+    from ssd_ascend.serve.ray_front import ServeFront
+
+    return ServeFront(replicas)
 
 
 def _fleet(args: argparse.Namespace, roles: list[Role], topology: Topology) -> AnyFleet:

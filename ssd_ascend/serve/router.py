@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 from ssd_ascend.log import get_logger
 from ssd_ascend.serve.http_wire import MAX_HEAD_BYTES, BadRequestError, Request, answer, error, read_request
@@ -20,6 +21,22 @@ _CONNECT_S = 2.0
 _PROBE_S = 5.0
 _PROBE_EVERY_S = 0.5
 log = get_logger(__name__)
+
+
+class Sink(Protocol):
+    """Where an answer is written: a connection's writer, or what stands for one."""
+
+    def write(self, data: bytes) -> None: ...
+    async def drain(self) -> None: ...
+    def get_extra_info(self, name: str) -> Any: ...
+
+
+class Health(NamedTuple):
+    """What a server says of itself at /health."""
+
+    takes_requests: bool
+    status: str
+    reason: str
 
 
 class Router:
@@ -35,8 +52,13 @@ class Router:
     async def start(self, host: str, port: int) -> int:
         """Listen, and watch the replicas; returns the port."""
         self._server = await asyncio.start_server(self._meet, host, port, limit=MAX_HEAD_BYTES)
-        self._probing = asyncio.create_task(self._probe_all())
+        self.watch()
         return int(self._server.sockets[0].getsockname()[1])
+
+    def watch(self) -> None:
+        """Watch the replicas from now on, in the loop that calls."""
+        if self._probing is None:
+            self._probing = asyncio.create_task(self._probe_all())
 
     async def wait_until_ready(self) -> None:
         """Return once every replica has been ready."""
@@ -79,12 +101,7 @@ class Router:
             return
         if request is None:
             return
-        own = self._own(request)
-        if own is not None:
-            writer.write(own)
-            await writer.drain()
-            return
-        passing = asyncio.create_task(self._pass_on(request, writer))
+        passing = asyncio.create_task(self.handle(request, writer))
         leaving = asyncio.create_task(reader.read(1))  # nothing more is due from the client but its leaving
         await asyncio.wait((passing, leaving), return_when=asyncio.FIRST_COMPLETED)
         for task in (leaving, passing):
@@ -94,6 +111,15 @@ class Router:
                     await task
         if passing.done() and not passing.cancelled():
             passing.result()
+
+    async def handle(self, request: Request, sink: Sink) -> None:
+        """Answer a request, ourselves or through a replica."""
+        own = self._own(request)
+        if own is None:
+            await self._pass_on(request, sink)
+        else:
+            sink.write(own)
+            await sink.drain()
 
     def _own(self, request: Request) -> bytes | None:
         """What the router answers itself."""
@@ -113,7 +139,7 @@ class Router:
             return answer(200, self._metrics().encode(), "text/plain; version=0.0.4; charset=utf-8")
         return None
 
-    async def _pass_on(self, request: Request, writer: asyncio.StreamWriter) -> None:
+    async def _pass_on(self, request: Request, writer: Sink) -> None:
         names = block_names(request.body) if request.method == "POST" else []
         tried: list[Replica] = []
         while (replica := choose([r for r in self.replicas if r not in tried], names)) is not None:
@@ -145,7 +171,7 @@ class Router:
         was_ready = replica.is_ready
         try:
             async with asyncio.timeout(_PROBE_S):
-                replica.is_ready, replica.reason = await _health_of(replica)
+                replica.is_ready, _, replica.reason = await health_of(replica)
         except (OSError, TimeoutError, ValueError) as problem:
             replica.is_ready = False
             replica.reason = str(problem) or "no answer"
@@ -167,7 +193,7 @@ class Router:
         return "\n".join(lines)
 
 
-async def _relay(request: Request, replica: Replica, writer: asyncio.StreamWriter, *, may_refuse: bool) -> bool:
+async def _relay(request: Request, replica: Replica, writer: Sink, *, may_refuse: bool) -> bool:
     """Pass a request and its answer; False when the replica broke (or, with `may_refuse`, answered 503) before a byte
     of its answer had been passed on."""
     client = (writer.get_extra_info("peername") or ("?",))[0]
@@ -194,8 +220,8 @@ async def _relay(request: Request, replica: Replica, writer: asyncio.StreamWrite
         ours.close()
 
 
-async def _health_of(replica: Replica) -> tuple[bool, str]:
-    """Whether a replica takes requests, and what else it says. Raises OSError or ValueError when it says nothing."""
+async def health_of(replica: Replica) -> Health:
+    """What a replica says. Raises OSError or ValueError when it says nothing."""
     reader, writer = await asyncio.open_connection(replica.host, replica.port)
     try:
         writer.write(b"GET /health HTTP/1.1\r\nHost: replica\r\nConnection: close\r\n\r\n")
@@ -206,4 +232,5 @@ async def _health_of(replica: Replica) -> tuple[bool, str]:
     if not isinstance(told, dict):
         raise ValueError("its health is no object")
     ready = head.startswith(b"HTTP/1.1 200")
-    return ready, str(told.get("reason") or ("" if ready else told.get("status")))
+    status = str(told.get("status"))
+    return Health(ready, status, str(told.get("reason") or ("" if ready else status)))

@@ -1,7 +1,7 @@
 """A target and its speculator somewhere else, as a program: how long its rounds take. `test_link_delay.py` runs it.
 
-Arguments: folder of the pair, address of the speculator, streams, trials. Prints {"round", "wait", "hits"}: the medians,
-in milliseconds, of rounds whose outcomes had all been foreseen, and how many those were.
+Arguments: folder of the pair, address of the speculator, streams, trials. Prints {"round", "wait", "hits"}: medians, in
+milliseconds, of rounds whose outcomes had all been foreseen, and how many those were.
 """
 
 from __future__ import annotations

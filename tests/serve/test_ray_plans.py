@@ -1,4 +1,4 @@
-"""Whole plans on Ray with the real model: replicas with speculators, and a target whose ranks are on three nodes.
+"""Whole plans on Ray with the real model: replicas with speculators, a target over three nodes, Ray Serve in front.
 
 One machine is a cluster of several nodes here, each with a few of its cores. Wherever `ray` is installed.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 from ssd_ascend import LLM, SamplingParams
 from tests.serve.live import LiveServer
@@ -56,8 +57,8 @@ def cluster(*cpus: int) -> Iterator[str]:
 
 
 @contextmanager
-def serving(*flags: str) -> Iterator[tuple[LiveServer, OpenAI]]:
-    server = LiveServer("--dtype", "float32", "--threads", "1", *flags, module="ssd_ascend.serve")
+def serving(*flags: str, port: str = "0") -> Iterator[tuple[LiveServer, OpenAI]]:
+    server = LiveServer("--dtype", "float32", "--threads", "1", *flags, module="ssd_ascend.serve", port=port)
     try:
         until(lambda: server.process.poll() is not None or any(line.startswith("ready: ") for line in server.lines))
         assert server.process.poll() is None, "".join(server.errors[-20:])
@@ -66,6 +67,12 @@ def serving(*flags: str) -> Iterator[tuple[LiveServer, OpenAI]]:
     finally:
         server.process.send_signal(signal.SIGTERM)
         server.process.wait(60)
+
+
+def free_port() -> str:
+    """Ray Serve takes no port of the system's choice."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        return str(held.getsockname()[1])
 
 
 def answer(client: OpenAI) -> str:
@@ -139,4 +146,31 @@ def test_a_target_over_three_nodes(expected: str, tmp_path: Path) -> None:
         kill_actor("replica 0 rank 2")
         until(lambda: pid_of("replica 0 rank 2") != pid)
         until(lambda: bool(re.search(r'"status": ?"ready"', client._client.get("../health").text)))
+        assert answer(client) == expected
+
+
+def test_ray_serve_in_front(expected: str) -> None:
+    """The router as a Ray Serve application: answers and streams pass, mistakes are the replica's to tell, who dies
+    heals, and a conversation stays with the replica that has read it."""
+    plan = ("--topology", "laptop-cpu", "--preset", "smollm2-135m", "--replicas", "2")
+    with cluster(4) as address, serving(*plan, "--ray", address, "--ray-serve", port=free_port()) as (_, client):
+        assert answer(client) == expected
+        model = client.models.list().data[0].id
+        asked = {"model": model, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0.0}
+        stream = client.completions.create(**asked, stream=True)
+        pieces = [event.choices[0].text for event in stream if event.choices]
+        assert len(pieces) > 1
+        assert "".join(pieces) == expected
+        with pytest.raises(BadRequestError, match="max_tokens"):
+            client.completions.create(**asked | {"max_tokens": -1})
+        for i in range(4):
+            client.completions.create(**asked | {"prompt": "the same beginning, " * 30 + str(i), "max_tokens": 1})
+        metrics = client._client.get("../metrics").text
+        assert re.search(r"^ssd_router_prefix_requests_total 3$", metrics, re.MULTILINE)
+        pid = pid_of("replica 0")
+        kill_actor("replica 0")
+        for _ in range(3):
+            assert answer(client) == expected
+        until(lambda: pid_of("replica 0") != pid)
+        until(lambda: client._client.get("../health").json()["status"] == "ready")
         assert answer(client) == expected

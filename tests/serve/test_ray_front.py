@@ -1,0 +1,125 @@
+"""What the Ray Serve application does, without Ray: requests pass to scripted servers, answers are taken apart."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import Request
+
+from ssd_ascend.errors import ConfigError
+from ssd_ascend.serve.fleet import Fleet, place
+from ssd_ascend.serve.http_wire import read_answer
+from ssd_ascend.serve.launch import flags_for, plan_for
+from ssd_ascend.serve.ray_front import Front
+from tests.serve.live import PATIENCE_S
+from tests.serve.test_fleet import LONG, ask, fakes
+
+
+def answered(raw: bytes) -> tuple[int, tuple[tuple[bytes, bytes], ...], list[bytes]]:
+    async def read() -> tuple[int, tuple[tuple[bytes, bytes], ...], list[bytes]]:
+        reader = asyncio.StreamReader()
+        reader.feed_data(raw)
+        reader.feed_eof()
+        answer = await read_answer(reader)
+        return answer.status, answer.headers, [data async for data in answer.body]
+
+    return asyncio.run(read())
+
+
+def test_chunks_come_as_they_were_sent() -> None:
+    head = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    )
+    found = answered(head + b"3\r\nabc\r\nA;x=y\r\n0123456789\r\n0\r\n\r\n")
+    assert found == (200, ((b"content-type", b"text/event-stream"),), [b"abc", b"0123456789"])
+
+
+def test_a_body_of_known_length() -> None:
+    status, headers, body = answered(b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\nno")
+    assert (status, dict(headers)[b"content-length"], b"".join(body)) == (404, b"2", b"no")
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"HTTP/1.1 200", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nabc"]
+)
+def test_a_broken_answer_is_no_short_one(raw: bytes) -> None:
+    with pytest.raises(asyncio.IncompleteReadError):
+        answered(raw)
+
+
+def test_requests_pass_through_the_application(parrot: Path) -> None:
+    async def run() -> None:
+        fleet = Fleet(place(fakes(2, parrot)))
+        front = Front([(each.role.name, each.host, each.port) for each in fleet.placed])
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            answer = await front(Request(scope, receive))
+            await answer(scope, receive, send)
+
+        fleet.start()
+        url = "http://front"
+        try:
+            async with (
+                asyncio.timeout(2.0 * PATIENCE_S),
+                httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client,
+            ):
+                while (await client.get(f"{url}/health")).json()["status"] != "ready":
+                    await asyncio.sleep(0.1)
+                whole = await ask(client, url, LONG)
+                assert whole.status_code == 200
+                stream = await ask(client, url, LONG, stream=True)
+                assert stream.headers["content-type"].startswith("text/event-stream")
+                assert stream.text.rstrip().endswith("data: [DONE]")
+                assert (await ask(client, url, "x", max_tokens=-1)).status_code == 400
+                assert "ssd_router_prefix_requests_total 1" in (await client.get(f"{url}/metrics")).text
+        finally:
+            await fleet.close(10.0)
+            await front.close()
+
+    asyncio.run(run())
+
+
+def test_who_leaves_ends_the_request_at_the_replica(parrot: Path) -> None:
+    async def run() -> None:
+        fleet = Fleet(place(fakes(1, parrot)))
+        front = Front([(each.role.name, each.host, each.port) for each in fleet.placed])
+        fleet.start()
+        body = b'{"prompt": "a b c", "max_tokens": 100000, "stream": true}'
+        scope = {
+            "type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "client": ("me", 1),
+            "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())],
+        }  # fmt: skip
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": body}
+
+        try:
+            async with asyncio.timeout(2.0 * PATIENCE_S):
+                replica = front._router.replicas[0]
+                front._router.watch()
+                while not replica.is_ready:
+                    await asyncio.sleep(0.1)
+                answer = await front(Request(scope, receive))
+                pieces: AsyncIterator[bytes] = answer.body_iterator
+                await anext(pieces)
+                assert replica.in_flight == 1
+                await pieces.aclose()  # type: ignore[attr-defined]
+                assert replica.in_flight == 0
+        finally:
+            await fleet.close(10.0)
+            await front.close()
+
+    asyncio.run(run())
+
+
+def test_ray_serve_needs_ray_and_is_for_the_launcher_alone() -> None:
+    with pytest.raises(ConfigError, match=r"no Ray cluster .*--ray ADDRESS"):
+        plan_for(argparse.Namespace(ray_serve=True, topology="laptop-cpu", preset="smollm2-135m"))
+    found = flags_for(["--topology", "laptop-cpu", "--ray-serve", "--ray", "auto", "--dtype", "float32"])
+    assert found.target == found.speculator == ("--dtype", "float32")
