@@ -1,4 +1,4 @@
-"""How a target gets its draft worker: built in this process, or supervised in a process of its own.
+"""How a target gets its draft worker: built in this process, in a thread of it, or supervised in one of its own.
 
 `serve_worker` is where the worker's process starts.
 """
@@ -31,6 +31,7 @@ from ssd_ascend.speculation.rehearsal import rehearse
 from ssd_ascend.speculation.setup import DrafterKind, DraftSetup, TargetFacts, TargetSide
 from ssd_ascend.speculation.supervisor import WorkerSupervisor
 from ssd_ascend.speculation.worker_client import Worker, WorkerLink
+from ssd_ascend.speculation.worker_thread import ThreadLink
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.inprocess import InProcessTransport
 from ssd_ascend.transport.link import DeviceLink, Link, Meeting
@@ -45,6 +46,8 @@ def make_link(side: TargetSide) -> WorkerLink:
     """A link to a worker of our own. Waits for a first worker; ConfigError when none comes up."""
     if side.setup.config.worker == "inprocess":
         return InProcessLink(side)
+    if side.setup.config.worker == "thread":
+        return _in_a_thread(side)
     supervisor = WorkerSupervisor(
         _ENTRY, _to_json(side.setup), check_hello=_checks(side.setup), new_link=_device_line(side.setup)
     )
@@ -83,6 +86,23 @@ def _draft_device(setup: DraftSetup) -> tuple[str, int]:
 def build_drafter(kind: DrafterKind, setup: DraftSetup) -> Drafter:
     """Load the drafter, with room for the branches that the configuration asks for."""
     return kind.build(replace(setup, width=make_fan_out(setup.config.fan_out, setup.lookahead).width))
+
+
+def _in_a_thread(side: TargetSide) -> ThreadLink:
+    """A worker beside the target, on the target's own device."""
+    setup = side.setup
+    if _draft_device(setup) != (setup.backend.name, setup.device.index or 0):
+        raise ConfigError(
+            f"a draft worker in a thread is on the target's device, not on {setup.config.draft_device}",
+            remedy="leave --draft-device out, or --worker at its default",
+        )
+
+    def build(setup: DraftSetup, line: Transport) -> tuple[DraftWorker, Hello]:
+        drafter = build_drafter(side.kind, setup)
+        warm_up(drafter, setup)
+        return make_worker(drafter, setup, line, overlaps=True), hello_of(drafter, setup)
+
+    return ThreadLink(build, setup)
 
 
 def make_worker(

@@ -1,0 +1,111 @@
+"""A draft worker in a thread of the target's process, with a stream of its own: for a target and a draft on one device.
+
+A device gives the kernels of two processes turns; those of two streams run side by side. The price: an error is caught
+here like one of a process, but whatever ends the process ends the target with it, nobody starts the worker again, and
+both share one interpreter. A round of greedy rows leaves it early: two launches, one wait. Made by `worker_link.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Final
+
+from ssd_ascend.errors import ConfigError
+from ssd_ascend.log import get_logger
+from ssd_ascend.speculation.draft_worker import DraftWorker
+from ssd_ascend.speculation.setup import DraftSetup
+from ssd_ascend.speculation.worker_client import Worker
+from ssd_ascend.transport.base import Transport
+from ssd_ascend.transport.messages import Hello
+from ssd_ascend.transport.queues import QueueTransport
+
+_LEAVE_S: Final = 10.0
+_SWITCH_S: Final = 0.0005
+"""How long a thread may keep the interpreter while the other waits for it; Python's own 5 ms are a whole round."""
+
+Build = Callable[[DraftSetup, Transport], tuple[DraftWorker, Hello]]
+"""Loads the drafter and warms it up."""
+
+log = get_logger(__name__)
+
+
+class ThreadLink:
+    """See `WorkerLink`. The constructor waits until the worker has said hello."""
+
+    def __init__(self, build: Build, setup: DraftSetup) -> None:
+        """Raises `ConfigError` when the drafter cannot be built."""
+        self._setup = replace(setup, grammars=None)  # a compiler of grammars is not for two threads
+        self._build = build
+        ours, self._theirs = QueueTransport.pair()
+        self._line = ours
+        self._worker: Worker | None = None
+        self._reason: str | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ssd-draft-worker", daemon=True)
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_S)
+        self._thread.start()
+        self._ready.wait()
+        if self.current() is None:
+            self.close()
+            raise ConfigError(f"the draft worker did not start: {self._reason}", remedy="its own message is above")
+
+    # -- the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Build and serve. However it fails, the target goes on alone."""
+        backend, device = self._setup.backend, self._setup.device
+        try:
+            with ExitStack() as stack:
+                if not backend.capabilities.host_memory:
+                    backend.device(device.index or 0)  # current for this thread, too
+                    stack.enter_context(backend.stream())
+                began = time.monotonic()
+                worker, hello = self._build(self._setup, self._theirs)
+                log.info("draft worker ready in a thread after %.1f s", time.monotonic() - began)
+                self._worker = Worker(self._line, hello, generation=0)
+                self._ready.set()
+                worker.serve()
+        except Exception as error:
+            log.exception("draft worker lost, serving without speculation")
+            self._reason = f"{type(error).__name__}: {error}"
+        finally:
+            self._theirs.close()
+            self._ready.set()
+
+    # -- for the step loop ---------------------------------------------------------------------------------------
+
+    @property
+    def restarts(self) -> int:
+        """Nothing restarts here."""
+        return 0
+
+    @property
+    def work_s(self) -> float | None:
+        """Its time cannot be told from ours."""
+        return None
+
+    def current(self) -> Worker | None:
+        """The worker, until it was reported."""
+        return self._worker
+
+    def report(self, generation: int, reason: str) -> None:
+        """Gone for good: what fails here would fail again."""
+        self._worker = None
+        self._reason = self._reason or reason
+        self._line.close()
+
+    def health(self) -> str | None:
+        """Why there is no worker."""
+        return None if self._worker is not None else f"no speculation: {self._reason}"
+
+    def close(self) -> None:
+        """Close the line, and wait for the thread to notice."""
+        self._line.close()
+        self._thread.join(_LEAVE_S)
+        sys.setswitchinterval(self._switch_s)
