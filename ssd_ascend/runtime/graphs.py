@@ -20,7 +20,7 @@ from ssd_ascend.core.attention import AttentionMetadata
 from ssd_ascend.core.batch import ForwardBatch, Mode, ModelOutput
 from ssd_ascend.log import get_logger
 from ssd_ascend.runtime.inputs import Row
-from ssd_ascend.runtime.pack import Pack
+from ssd_ascend.runtime.pack import Pack, to_device
 from ssd_ascend.runtime.static import row_fields, static_batch, write_rows
 
 _log = get_logger(__name__)
@@ -233,7 +233,7 @@ class GraphRunner:
         tokens, output = sum(batch.attention.query_lens_host), captured.outputs[0]
         index = None
         if wanted is not None:
-            index = torch.tensor(wanted, dtype=torch.int64).to(output.logits.device, non_blocking=True)
+            index = to_device(torch.tensor(wanted, dtype=torch.int64), output.logits.device)
 
         def asked_for(rows: torch.Tensor) -> torch.Tensor:
             return rows[:tokens] if index is None else rows.index_select(0, index)

@@ -15,6 +15,7 @@ from ssd_ascend.core.attention import AttentionMetadata
 from ssd_ascend.core.batch import ForwardBatch, Mode
 from ssd_ascend.core.plan import StepPlan
 from ssd_ascend.core.speculation import Speculation
+from ssd_ascend.runtime.pack import to_device
 
 
 class Row(NamedTuple):
@@ -78,9 +79,9 @@ def build_batch(
     logits_rows = _last_rows(ends, wanted)
     kv_lens = starts + lengths
     everywhere = len(logits_rows) == total
-    long = torch.from_numpy(np.concatenate((token_ids, rotary, slots, logits_rows))).to(device, non_blocking=True)
+    long = to_device(torch.from_numpy(np.concatenate((token_ids, rotary, slots, logits_rows))), device)
     short_parts = (np.zeros(1, np.int32), ends.astype(np.int32), kv_lens.astype(np.int32), table.reshape(-1))
-    short = torch.from_numpy(np.concatenate(short_parts)).to(device, non_blocking=True)
+    short = to_device(torch.from_numpy(np.concatenate(short_parts)), device)
     meta = AttentionMetadata(
         query_lens_host=lengths.tolist(),
         kv_lens_host=kv_lens.tolist(),
@@ -125,7 +126,7 @@ def place_drafts(input_ids: torch.Tensor, speculation: Speculation) -> None:
     column = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
     target = np.repeat(begins, counts) + column
     source = np.repeat(np.arange(len(counts)) * speculation.tokens.shape[1], counts) + column
-    index = torch.from_numpy(np.concatenate((target, source))).to(input_ids.device, non_blocking=True)
+    index = to_device(torch.from_numpy(np.concatenate((target, source))), input_ids.device)
     drafts = speculation.tokens.reshape(-1).index_select(0, index[len(target) :])
     input_ids.index_copy_(0, index[: len(target)], drafts)
 

@@ -1,6 +1,7 @@
 """Index numbers of a captured step: named arrays in one device buffer, filled on the host and sent in one copy.
 
-`graphs.py` and `rollout.py` make their static inputs of it; `Arriving` is the way back.
+`graphs.py` and the drafters make their static inputs of it; `to_device` sends what has no place there, `Arriving` is
+the way back.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-_STAGES = 2
-"""Host buffers: one is filled while the other's copy may still be under way."""
+_STAGES = 4
+"""Host buffers: one is filled while the copies of others may still be under way."""
+_COVERED = 2
+"""So many copies share an event, that of the last one: each step asks the device for one thing more, not for two."""
 
 
 class Field(NamedTuple):
@@ -33,9 +36,7 @@ class Stage:
     """One host buffer, cut as the device's. `tables[i]` is the block table that row i of `table` holds already."""
 
     def __init__(self, fields: Mapping[str, Field], device: torch.device) -> None:
-        pinned = device.type != "cpu"
-        self.buffer = torch.zeros(_words(fields), dtype=torch.int64, pin_memory=pinned)
-        self.sent = torch.Event(device=device) if pinned else None
+        self.buffer = torch.zeros(_words(fields), dtype=torch.int64, pin_memory=device.type != "cpu")
         self.tables: list[list[int]] = []
         self.arrays = {name: part.numpy() for name, part in _cut(self.buffer, fields).items()}
         for name, field in fields.items():
@@ -51,23 +52,39 @@ class Pack:
         self._buffer = torch.zeros(_words(ordered), dtype=torch.int64, device=device)
         self.device: dict[str, torch.Tensor] = _cut(self._buffer, ordered)
         self._stages = [Stage(ordered, device) for _ in range(_STAGES)]
-        self._turn = 0
+        shared = range(0 if device.type == "cpu" else _STAGES // _COVERED)
+        self._sent = [torch.Event(device=device) for _ in shared]
+        """Behind the copies of each `_COVERED` buffers that follow each other."""
+        self._turn = _STAGES - 1
         self.send()
 
     def next(self) -> Stage:
-        """A host buffer that no copy reads any more; it still holds what was written two turns ago."""
+        """A host buffer that no copy reads any more; it still holds what was written there before."""
         self._turn = (self._turn + 1) % _STAGES
-        stage = self._stages[self._turn]
-        if stage.sent is not None:
-            stage.sent.synchronize()
-        return stage
+        if self._sent and self._turn % _COVERED == 0:
+            sent = self._sent[self._turn // _COVERED]
+            if not sent.query():  # two steps ago and more: hardly ever
+                sent.synchronize()
+        return self._stages[self._turn]
 
     def send(self) -> None:
         """Queue the copy of the buffer that `next` gave."""
-        stage = self._stages[self._turn]
-        self._buffer.copy_(stage.buffer, non_blocking=True)
-        if stage.sent is not None:
-            stage.sent.record()
+        self._buffer.copy_(self._stages[self._turn].buffer, non_blocking=True)
+        if self._sent and self._turn % _COVERED == _COVERED - 1:
+            self._sent[self._turn // _COVERED].record()
+
+
+def pinned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The same numbers where a copy to `device` is queued from; the allocator keeps them until it is over.
+
+    From other host memory some devices copy only once the host has waited for all that is queued.
+    """
+    return tensor.pin_memory() if tensor.device.type == "cpu" != device.type else tensor
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Queue a copy to the device of what may be forgotten at once."""
+    return pinned(tensor, device).to(device, non_blocking=True)
 
 
 class Arriving:

@@ -21,6 +21,7 @@ from ssd_ascend.backends.npu.soc import Soc, find_soc
 from ssd_ascend.errors import ConfigError, TransportError
 from ssd_ascend.transport.device import Exchange
 
+_VERDICT_BYTES = 1 << 16
 _EMULATE = "set SSD_NPU_EMULATOR=1 to run on the emulator"
 
 
@@ -35,11 +36,14 @@ class NpuBackend:
     def __init__(self) -> None:
         self._npu, self._soc = _start()
         # after torch_npu is there: these modules call it
-        from ssd_ascend.backends.npu.graphs import Recorder
+        from ssd_ascend.backends.npu.graphs import Recorder, Waits
         from ssd_ascend.backends.npu.ops import NpuOps
 
         self._recorder = Recorder()
+        self._waits = Waits()
         self._update_streams: dict[torch.device, Any] = {}
+        self._staging: list[torch.Tensor] = []
+        """Pinned buffers that no copy writes to."""
         self.ops: Ops = NpuOps()
         self.capabilities = Capabilities(
             graphs=True,
@@ -94,7 +98,7 @@ class NpuBackend:
         if distributed.is_initialized() and distributed.get_world_size() > 1:
             limits.append(self._soc.max_collective_graphs)
         known = [limit for limit in limits if limit is not None]
-        return NpuGraphs(device, self._recorder, self._update_streams[device], min(known, default=None))
+        return NpuGraphs(device, self._recorder, self._update_streams[device], self._waits, min(known, default=None))
 
     def stream(self) -> AbstractContextManager[Any]:
         """A stream of its own for the work queued inside."""
@@ -113,17 +117,30 @@ class NpuBackend:
         yield from examine(device, graphs, attention)  # type: ignore[arg-type]
 
     def to_host(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """All tensors into one pinned buffer, one after the other on the stream, then one wait."""
+        """All tensors into one pinned buffer, one after the other on the stream, then one wait.
+
+        A verdict goes through a buffer that is kept: one that is given back costs an event.
+        """
         # widest numbers first, so that every piece is aligned for its own type
         order = sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size())
         sizes = [tensors[i].numel() * tensors[i].element_size() for i in order]
-        staging = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
+        is_small = sum(sizes) <= _VERDICT_BYTES
+        kept = (self._staging.pop() if self._staging else _pinned(_VERDICT_BYTES)) if is_small else None
+        staging = _pinned(sum(sizes)) if kept is None else kept[: sum(sizes)]
         arrived: list[torch.Tensor] = [staging] * len(tensors)
         for i, piece in zip(order, staging.split(sizes), strict=True):
             arrived[i] = piece.view(tensors[i].dtype).view(tensors[i].shape)
             arrived[i].copy_(tensors[i], non_blocking=True)
-        self._npu.current_stream().synchronize()
-        return arrived
+        self._waits.wait(self._npu.current_stream())
+        if kept is None:
+            return arrived
+        copied = [piece.clone() for piece in arrived]
+        self._staging.append(kept)
+        return copied
+
+
+def _pinned(num_bytes: int) -> torch.Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
 
 def _start() -> tuple[Any, Soc]:

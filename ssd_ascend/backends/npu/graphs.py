@@ -82,23 +82,46 @@ class Recorder:
             self._updates = None
 
 
+class Waits:
+    """How often the host has waited until a stream was empty: what was queued before such a wait is over."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+
+    def wait(self, stream: Any) -> None:
+        """Until everything on it has ended."""
+        stream.synchronize()
+        self._counts[stream.npu_stream] = self._counts.get(stream.npu_stream, 0) + 1
+
+    def mark(self, stream: Any) -> tuple[int, int]:
+        """What is queued on it now is over once `mark` gives another number for the same stream."""
+        return stream.npu_stream, self._counts.get(stream.npu_stream, 0)
+
+
 class NpuGraph:
     """A captured forward and the calls its replay updates."""
 
-    def __init__(self, graph: Any, updates: list[_Update], stream: Any) -> None:
+    def __init__(self, graph: Any, updates: list[_Update], stream: Any, waits: Waits) -> None:
         self._graph = graph
         self._updates = updates
         self._stream = stream
+        self._waits = waits
+        self._mark: tuple[int, int] | None = None
         weakref.finalize(self, _retired().append, (stream.device, graph))
 
     def replay(self) -> None:
         """Start the graph, then update its calls; the host does not wait.
 
-        The update stream first waits for all that was queued before: a record that overtakes the wait of the previous
-        replay would be lost, and this replay would hang.
+        A record that overtakes the wait of this graph's previous replay would be lost, and this replay would hang. So
+        the update stream first waits for what was queued before, unless the host has done so since, as it does once a
+        step for the verdict.
         """
+        current = torch_npu.npu.current_stream()
+        mark = self._waits.mark(current)
         with trace.span("graph_launch"):
-            self._stream.wait_stream(torch_npu.npu.current_stream())
+            if self._mark is None or self._mark[0] != mark[0] or self._mark == mark:
+                self._stream.wait_stream(current)
+            self._mark = mark
             self._graph.replay()
         with torch_npu.npu.stream(self._stream):
             for update in self._updates:
@@ -130,8 +153,11 @@ def bury(device: torch.device | None = None) -> None:
 class NpuGraphs:
     """Captures on a stream of its own; all graphs share one memory pool, since only one replays at a time."""
 
-    def __init__(self, device: torch.device, recorder: Recorder, update_stream: Any, max_graphs: int | None) -> None:
+    def __init__(
+        self, device: torch.device, recorder: Recorder, update_stream: Any, waits: Waits, max_graphs: int | None
+    ) -> None:
         self._device = device
+        self._waits = waits
         self._recorder = recorder
         self._update_stream = update_stream
         self._left = max_graphs
@@ -152,4 +178,4 @@ class NpuGraphs:
             fn()
         if self._left is not None:
             self._left -= 1
-        return NpuGraph(graph, updates, self._update_stream)
+        return NpuGraph(graph, updates, self._update_stream, self._waits)

@@ -19,6 +19,7 @@ from ssd_ascend.kv.blocks import BlockManager
 from ssd_ascend.layers.context import BuildContext
 from ssd_ascend.runtime.load import CacheSize, make_cache, make_context
 from ssd_ascend.runtime.model_runner import ModelRunner
+from ssd_ascend.runtime.pack import to_device
 from ssd_ascend.speculation.base import Drafter, DraftSequence
 from ssd_ascend.speculation.drafters.capture import capture
 from ssd_ascend.speculation.drafters.feed import FeatureTable
@@ -50,11 +51,11 @@ class FeatureEntries:
         part = slice(start - seq.features_start, end - seq.features_start)
         if self._store is not None and seq.feature_slots is not None:
             slots = torch.from_numpy(seq.feature_slots[part])
-            features = self._store.index_select(0, slots.to(self._store.device, non_blocking=True))
+            features = self._store.index_select(0, to_device(slots, self._store.device))
         else:
             assert seq.features is not None
             features = seq.features[part]
-        return self._head.combine(features.to(device=self._device, dtype=self._dtype, non_blocking=True))
+        return self._head.combine(to_device(features, self._device).to(self._dtype))
 
 
 def capture_layers(path: Path | None, target: ModelConfig) -> tuple[int, ...]:

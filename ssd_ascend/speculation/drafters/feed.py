@@ -17,7 +17,7 @@ from ssd_ascend.core.attention import AttentionMetadata
 from ssd_ascend.core.batch import ForwardBatch, Mode
 from ssd_ascend.runtime.inputs import Row
 from ssd_ascend.runtime.model_runner import Chooser, ModelRunner
-from ssd_ascend.runtime.pack import Field, Pack, Stage
+from ssd_ascend.runtime.pack import Field, Pack, Stage, pinned
 from ssd_ascend.runtime.static import row_fields, static_batch, write_rows
 from ssd_ascend.speculation.base import DraftSequence
 
@@ -203,6 +203,6 @@ class StaticFeed:
                 tails.append(feed.tail_hidden)
             at, num_tails = at + feed.num_tail, num_tails + feed.num_tail
         if held:
-            self._features[:num_held].copy_(torch.cat(held), non_blocking=True)
+            self._features[:num_held].copy_(pinned(torch.cat(held), self._features.device), non_blocking=True)
         if tails:
-            self._tails[:num_tails].copy_(torch.cat(tails), non_blocking=True)
+            self._tails[:num_tails].copy_(pinned(torch.cat(tails), self._tails.device), non_blocking=True)

@@ -24,6 +24,7 @@ from ssd_ascend.core.plan import DecodeRow
 from ssd_ascend.core.sequence import Sequence
 from ssd_ascend.core.speculation import Source, Speculation, Verification, VerificationOutcome
 from ssd_ascend.core.stats import SpeculationStats
+from ssd_ascend.runtime.pack import to_device
 from ssd_ascend.speculation.base import FeatureReader, Speculator
 from ssd_ascend.speculation.draft_sampler import widen
 from ssd_ascend.speculation.ending import surely_ends
@@ -157,7 +158,7 @@ class SsdSpeculator:
         to_target = self._worker.to_target
         for i, offer in enumerate(offers):
             if offer is not None and offer.law is not None:
-                law = offer.law[:width].to(self._device, non_blocking=True)
+                law = to_device(offer.law[:width], self._device)
                 laws[i, : law.shape[0]] = widen(law, to_target, self._target_vocab)
         return laws
 
@@ -230,7 +231,7 @@ class SsdSpeculator:
         assert self._features is not None
         store = self._features.features
         assert store is not None
-        index = torch.from_numpy(np.concatenate(list(slots.values()))).to(store.device, non_blocking=True)
+        index = to_device(torch.from_numpy(np.concatenate(list(slots.values()))), store.device)
         read = self._to_host([store.index_select(0, index)])[0].split([len(part) for part in slots.values()])
         return dict(zip(slots, read, strict=True))
 

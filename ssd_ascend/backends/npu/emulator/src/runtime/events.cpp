@@ -75,6 +75,7 @@ aclError aclrtStreamWaitEventWithTimeout(aclrtStream s, aclrtEvent e, int32_t) {
 aclError aclrtResetEvent(aclrtEvent, aclrtStream) { return 0; }  // records are counted, so nothing is left set
 
 aclError aclrtQueryEventStatus(aclrtEvent handle, aclrtEventRecordedStatus* status) {
+  count("query event");
   auto* event = static_cast<Event*>(handle);
   std::lock_guard<std::mutex> held(machine().lock);
   if (capturing(event->capture)) return no_sync("aclrtQueryEventStatus");
