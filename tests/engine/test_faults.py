@@ -265,7 +265,7 @@ def test_a_worker_that_fails_in_the_middle_of_a_round(
         return own(self, *args, **kwargs)
 
     monkeypatch.setattr(PagedDrafter, method, fail)
-    engine = make_engine(pair, speculation(pair, "ssd", on_miss="draft"))
+    engine = make_engine(pair, speculation(pair, "ssd", on_miss="draft"), graphs=False)  # step by step
     other = drive(engine, SOME, greedy(30))
     assert [tokens[:24] for tokens in other.tokens] == plain.tokens
     assert not other.stats.speculation.worker_alive

@@ -54,8 +54,8 @@ def test_a_long_prompt_is_digested_in_portions(pair: Path, monkeypatch: pytest.M
 def test_a_waiting_request_cuts_branches_but_no_chain(
     pair: Path, monkeypatch: pytest.MonkeyPatch, drafter: str
 ) -> None:
-    """A branch that is cut is shorter, not lost; a chain is what somebody waits for."""
-    engine = make_engine(pair, speculation(pair, "ssd", drafter, on_miss="draft"))
+    """A branch that is cut is shorter, not lost; a chain is what somebody waits for. A graph cannot be cut."""
+    engine = make_engine(pair, speculation(pair, "ssd", drafter, on_miss="draft"), graphs=False)
     worker = worker_of(engine)
     own, lengths = PagedDrafter.branch, []
 
