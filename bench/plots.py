@@ -6,6 +6,7 @@ Needs matplotlib (the extra `bench`), which nothing else here does.
 from __future__ import annotations
 
 import importlib
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -40,12 +41,17 @@ def draw_all(outcome: Mapping[str, Any], folder: Path) -> list[Path]:
         if draw(axes):
             about = next((group for group in groups if group and name.endswith(group)), "").removeprefix("-")
             told = [about, *(str(outcome[key]) for key in ("model", "dtype", "device", "notice") if key in outcome)]
-            figure.suptitle(", ".join(filter(None, told)), fontsize=9, color=_FAINT)
+            figure.suptitle(_wrapped(", ".join(filter(None, told))), fontsize=9, color=_FAINT)
             axes.spines[["top", "right"]].set_visible(False)
             figure.savefig(folder / f"{name}.png", dpi=150)
             drawn.append(folder / f"{name}.png")
         pyplot.close(figure)
     return drawn
+
+
+def _wrapped(text: str) -> str:
+    """Lines that fit across a picture; those that `text` has stay apart."""
+    return "\n".join(textwrap.fill(line, 116) for line in text.splitlines())
 
 
 def _groups(rows: Rows) -> dict[str, Rows]:
