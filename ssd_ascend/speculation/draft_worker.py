@@ -155,20 +155,24 @@ class DraftWorker:
 
     def _tell_ahead(self, number: int, seqs: Rows[DraftSequence]) -> None:
         """Give the target what it may look up itself."""
-        width, counts, entries = self._lookahead, [], list[int]()
+        width, told, counts, entries = self._lookahead, list[DraftSequence](), list[int](), list[int]()
         for seq in seqs:
-            known = [(outcome, entry) for outcome, entry in self._cache.of_sequence(seq.id) if entry.law is None]
+            known = self._cache.of_sequence(seq.id)
+            if any(entry.law is not None for _, entry in known):
+                continue
+            told.append(seq)
             counts.append(len(known))
             for outcome, entry in known:
                 padding = [0] * (width - len(entry.tokens))
                 entries += (outcome.num_accepted, outcome.recovery_token, len(entry.tokens), *entry.tokens, *padding)
         if not entries:
             return
-        lengths = [seq.num_tokens for seq in seqs]
+        worth_from = self._fallback.worth_from(num_rows=len(seqs), lookahead=width, whole=self._drafts_whole)
         self._transport.send(
             Foreseen(
-                number=number, lookahead=width, seq_ids=[seq.id for seq in seqs], num_tokens=lengths, counts=counts,
-                entries=entries, stats=self._stats(),
+                number=number, lookahead=width, seq_ids=[seq.id for seq in told],
+                num_tokens=[seq.num_tokens for seq in told], counts=counts, entries=entries, worth_from=worth_from,
+                stats=self._stats(),
             )
         )  # fmt: skip
 
@@ -236,10 +240,16 @@ class DraftWorker:
         self._used_drafts += len(entry.tokens)
         return _Reply(Source.HIT, entry.tokens, entry.law, entry.hidden)
 
+    @property
+    def _drafts_whole(self) -> bool:
+        """Whether a chain on demand comes in one go, as long as it may be."""
+        return self._at_once is not None and self._at_once.whole_chain == self._lookahead
+
     def _draft_on_demand(self, seqs: Rows[DraftSequence], *, num_rows: int) -> list[_Reply]:
         """What sequences get whose outcome was not foreseen: a short chain, an n-gram, or nothing."""
-        whole = self._at_once is not None and self._at_once.whole_chain == self._lookahead
-        depth = self._fallback.depth(num_missing=len(seqs), num_rows=num_rows, lookahead=self._lookahead, whole=whole)
+        depth = self._fallback.depth(
+            num_missing=len(seqs), num_rows=num_rows, lookahead=self._lookahead, whole=self._drafts_whole
+        )
         if depth > 0:
             start = time.perf_counter()
             chain = self._drafter.chain(seqs, depth)

@@ -16,6 +16,8 @@ from ssd_ascend.speculation.recent import Recent
 
 OnMiss = Literal["auto", "draft", "ngram", "decline"]
 _BLEND = 0.1
+_LONG_S = 0.015
+"""Beside a verification of so long, asking for an n-gram costs nothing; beside a shorter one, more than it brings."""
 
 
 class FallbackPolicy:
@@ -50,6 +52,18 @@ class FallbackPolicy:
         while depth < lookahead and value > price:
             depth, value = depth + 1, value * self._acceptance
         return depth
+
+    def worth_from(self, *, num_rows: int, lookahead: int, whole: bool) -> int:
+        """The fewest missing rows of so many that something would be drafted for; one where that is cheap to ask."""
+        if self._on_miss == "decline":
+            return num_rows + 1
+        verify_s = self._verify_s.typical
+        if self._on_miss != "auto" or verify_s is None or verify_s > _LONG_S:
+            return 1
+        for num_missing in range(1, num_rows + 1):
+            if self.depth(num_missing=num_missing, num_rows=num_rows, lookahead=lookahead, whole=whole):
+                return num_missing
+        return num_rows + 1
 
     def ngrams(self, seqs: Rows[DraftSequence], lookahead: int) -> list[list[int]]:
         """An n-gram continuation for each sequence; empty where there is none."""

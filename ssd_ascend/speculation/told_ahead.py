@@ -31,6 +31,17 @@ class ToldAhead:
         self._target_vocab = target_vocab
         self._lookahead = lookahead
         self._of_sequence: dict[int, _Guesses] = {}
+        self._worth_from = 1
+
+    @property
+    def worth_from(self) -> int:
+        """For how many missing rows an answer brings drafts."""
+        return self._worth_from
+
+    def knows(self, seq_id: int, num_tokens: int) -> bool:
+        """Whether the guesses for this sequence, at this length, are here: who is not among them was not foreseen."""
+        guesses = self._of_sequence.get(seq_id)
+        return guesses is not None and guesses.num_tokens == num_tokens
 
     def __len__(self) -> int:
         """Sequences with guesses."""
@@ -50,6 +61,7 @@ class ToldAhead:
             or max(counts, default=0) > self._lookahead
         ):
             raise TransportError(f"what the worker foresaw in round {foreseen.number} does not fit this target")
+        self._worth_from = foreseen.worth_from
         end = 0
         for seq_id, num_tokens, count in zip(foreseen.seq_ids, foreseen.num_tokens, foreseen.counts, strict=True):
             start, end = end, end + count * width

@@ -173,7 +173,7 @@ class WorkerClient:
         return not self._open
 
     def _settle(self, found: set[int]) -> None:
-        """Offers for the open outcomes that were told ahead; notes in `found` whose they are."""
+        """Offers for the open outcomes that were told ahead; notes in `found` for whom there is nothing to wait."""
         for seq_id, update in list(self._open.items()):
             drafts = self._ahead.look_up(update.outcome, update.num_tokens_before)
             if drafts is not None:
@@ -183,6 +183,13 @@ class WorkerClient:
                 self._offers[seq_id] = Offer(length, Source.HIT, torch.tensor(drafts), None, looked_up=True)
                 self.stats.lookups += 1
                 self.stats.hits += 1
+        missed = [
+            seq_id for seq_id, update in self._open.items() if self._ahead.knows(seq_id, update.num_tokens_before)
+        ]
+        if len(missed) == len(self._open) < self._ahead.worth_from:  # the answer would bring nothing
+            self._open.clear()
+            found.update(missed)
+            self.stats.lookups += len(missed)
 
     @property
     def has_slack(self) -> bool:

@@ -133,7 +133,8 @@ class Foreseen:
 
     Sequence i had num_tokens[i] tokens before the outcome, and owns counts[i] of the `entries`, in order. An entry is
     3 + lookahead numbers: num_accepted, recovery token, number of drafts, the drafts (padded). Only point masses: a law
-    travels with the answer. number: of the request whose round it was.
+    travels with the answer. number: of the request whose round it was. worth_from: for how many missing rows the worker
+    would draft on demand; for fewer there is nothing to wait for.
     """
 
     number: int
@@ -142,6 +143,7 @@ class Foreseen:
     num_tokens: list[int]
     counts: list[int]
     entries: list[int]
+    worth_from: int = 1
     stats: WorkerStats = field(default_factory=WorkerStats)
 
 

@@ -279,7 +279,7 @@ def _get_grammar(r: FrameReader) -> Grammar | None:
 
 
 def _put_foreseen(w: FrameWriter, foreseen: Foreseen) -> None:
-    w.words += (foreseen.number, foreseen.lookahead)
+    w.words += (foreseen.number, foreseen.lookahead, foreseen.worth_from)
     for values in (foreseen.seq_ids, foreseen.num_tokens, foreseen.counts, foreseen.entries):
         w.ints(values)
     _put_stats(w, foreseen.stats)
@@ -287,6 +287,7 @@ def _put_foreseen(w: FrameWriter, foreseen: Foreseen) -> None:
 
 def _get_foreseen(r: FrameReader) -> Foreseen:
     number, lookahead = r.word("number foreseen for", 0, _INT64_MAX), r.word("lookahead", 0, _MAX_ID)
+    worth_from = r.word("worth_from", 0, _MAX_ID)
     seq_ids = r.ints("seq_ids", 0, _INT64_MAX)
     num_tokens, counts = r.ints("num_tokens", 0, _MAX_ID), r.ints("counts", 0, _MAX_ID)
     entries = r.ints("entries", 0, _MAX_ID)
@@ -300,6 +301,7 @@ def _get_foreseen(r: FrameReader) -> Foreseen:
         num_tokens=num_tokens,
         counts=counts,
         entries=entries,
+        worth_from=worth_from,
         stats=_get_stats(r),
     )
 

@@ -98,3 +98,21 @@ def test_chains_that_come_whole_are_drafted_where_all_of_one_is_worth_it(
     policy = measured(step_s=step_s, verify_s=1.0)
     assert policy.depth(num_missing=num_missing, num_rows=num_rows, lookahead=6, whole=True) == depth
     assert FallbackPolicy("auto").depth(num_missing=1, num_rows=1, lookahead=6, whole=True) == 6
+
+
+@pytest.mark.parametrize(("verify_s", "step_s", "expected"), [(0.005, 0.00025, 2), (0.005, 0.01, 9), (0.5, 0.1, 1)])
+def test_from_how_many_missing_rows_on_an_answer_is_worth_waiting_for(
+    verify_s: float, step_s: float, expected: int
+) -> None:
+    """Of eight rows, six drafts each: by the same formula; and where verification is long, asking is cheap."""
+    policy = measured(step_s=step_s, verify_s=verify_s)
+    worth_from = policy.worth_from(num_rows=8, lookahead=6, whole=False)
+    assert worth_from == expected
+    if expected > 1:
+        depths = [policy.depth(num_missing=n, num_rows=8, lookahead=6) for n in range(1, 9)]
+        assert [depth > 0 for depth in depths] == [n >= expected for n in range(1, 9)]
+
+
+def test_who_never_drafts_on_demand_is_never_worth_waiting_for() -> None:
+    assert FallbackPolicy("decline").worth_from(num_rows=4, lookahead=6, whole=False) == 5
+    assert FallbackPolicy("draft").worth_from(num_rows=4, lookahead=6, whole=False) == 1

@@ -506,3 +506,16 @@ def test_listening_ends_with_the_guesses_or_with_its_time(stage: Stage) -> None:
     stage.client.listen(stage.clock.now + 0.25)
     assert stage.line.waits == [pytest.approx(0.25)]
     assert stage.link.reports == []
+
+
+@pytest.mark.parametrize(("worth_from", "settled"), [(1, False), (2, True)])
+def test_a_miss_that_nobody_would_draft_for_is_not_waited_for(stage: Stage, worth_from: int, settled: bool) -> None:
+    stage.answered()
+    stage.client.take(sequence(8))
+    stage.line.due(dataclasses.replace(told(1, num_tokens=8, recovery=3), worth_from=worth_from))
+    assert looked_up(stage, 9) is settled
+    assert stage.client.take(sequence(9)) is None
+    assert (stage.stats.lookups, stage.stats.hits) == (1 + settled, 1)
+    stage.line.due(answer(2, num_tokens=[0], sources=[0]))
+    stage.client.look_up([])
+    assert (stage.stats.lookups, stage.stats.hits, stage.link.reports) == (2, 1, [])

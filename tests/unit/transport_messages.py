@@ -133,6 +133,7 @@ def foreseen(draw: st.DrawFn) -> Foreseen:
         num_tokens=draw(st.lists(length, min_size=rows, max_size=rows)),
         counts=counts,
         entries=draw(st.lists(token, min_size=size, max_size=size)),
+        worth_from=draw(length),
         stats=draw(worker_stats()),
     )
 
