@@ -1,7 +1,8 @@
 """`python bench/compare.py BEFORE.json AFTER.json`: what became faster or slower, and whether that is more than noise.
 
-Rows are matched by mode and batch. A ratio's band comes from the quartiles of both sides; a change is called one only
-when the whole band, and the ratio by more than a floor, lie on one side of 1.
+Rows are matched by mode, batch, and the pair of models where a result has several. A ratio's band comes from the
+quartiles of both sides; a change is called one only when the whole band, and the ratio by more than a floor, lie on one
+side of 1. A single run has no band, nor has what clients of a server saw: ratios are told, and judged by nobody.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ssd_ascend.errors import ConfigError, SsdError
 _FLOOR = 0.02
 """Changes below two per cent are noise whatever the quartiles say: a few runs know them badly."""
 _LESS_IS_BETTER = ("_ms", "ms_per_step", "_s")
+_CLIENTS_SAW = ("tokens_per_s", "ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99")
 _SKIPPED = ("acceptance_length", "draft_idle_ms")
 
 
@@ -46,12 +48,21 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]
     for row in after["rows"]:
         if (match := old.get(_key(row))) is not None:
             metrics = [name for name in row if f"{name}_lo" in row and f"{name}_lo" in match and name not in _SKIPPED]
+            if not metrics:
+                changes += [_told(row, name, match) for name in _CLIENTS_SAW if row.get(name) and match.get(name)]
             changes += [change for name in metrics if (change := _change(_key(row), name, match, row)) is not None]
     return changes
 
 
 def _key(row: Mapping[str, Any]) -> str:
-    return f"{row.get('mode')}, batch {row.get('batch')}"
+    cards = f", tp {row['tp']}" if row.get("tp", 1) != 1 else ""
+    pair = f"{row['pair']}, " if "pair" in row else ""
+    return f"{pair}{row.get('mode')}, batch {row.get('batch')}{cards}"
+
+
+def _told(row: Mapping[str, Any], name: str, before: Mapping[str, Any]) -> Change:
+    ratio = float(row[name]) / float(before[name])
+    return Change(_key(row), name, before[name], row[name], ratio, ratio, ratio, "no band")
 
 
 def _change(key: str, name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Change | None:
@@ -63,6 +74,8 @@ def _change(key: str, name: str, before: Mapping[str, Any], after: Mapping[str, 
     changed = abs(ratio - 1) > _FLOOR and (low > 1 or high < 1)
     better = (ratio < 1) == (name.endswith(_LESS_IS_BETTER) and not name.endswith("per_s"))
     verdict = "within noise" if not changed else "better" if better else "worse"
+    if 1 in (before.get("runs"), after.get("runs")):
+        verdict = "no band"
     return Change(key, name, a, b, ratio, low, high, verdict)
 
 
@@ -76,7 +89,7 @@ def table(changes: Sequence[Change]) -> str:
             f"{c.before:.4g}",
             f"{c.after:.4g}",
             f"{c.ratio:.3f}",
-            f"{c.low:.3f}..{c.high:.3f}",
+            f"{c.low:.3f}..{c.high:.3f}" if c.low < c.high else "",
             c.verdict,
         )
         for c in changes

@@ -195,6 +195,30 @@ def test_only_what_leaves_the_noise_band_is_a_change() -> None:
     assert [c.verdict for c in compare.compare(before, _result(80, 75, 85))] == ["worse"] * 2
 
 
+def test_a_single_run_proves_nothing() -> None:
+    before, after = _result(100, 100, 100), _result(150, 150, 150)
+    before["rows"][0]["runs"] = 1
+    assert [c.verdict for c in compare.compare(before, after)] == ["no band"] * 2
+
+
+def test_pairs_and_cards_are_kept_apart() -> None:
+    one, other = _result(100, 95, 105)["rows"][0], _result(50, 45, 55)["rows"][0]
+    rows = [one | {"pair": "small"}, other | {"pair": "large"}, other | {"pair": "small", "tp": 2}]
+    found = compare.compare({"rows": rows}, {"rows": rows})
+    assert [c.ratio for c in found] == [1.0] * 6
+    assert [c.row for c in found[::2]] == ["small, none, batch 1", "large, none, batch 1", "small, none, batch 1, tp 2"]
+
+
+def test_what_clients_saw_is_told_but_not_judged() -> None:
+    before = {"mode": "server", "batch": 4, "tokens_per_s": 50.0, "ttft_ms_p50": 10.0, "itl_ms_p50": None}
+    after = {"mode": "server", "batch": 4, "tokens_per_s": 100.0, "ttft_ms_p50": 5.0, "itl_ms_p50": 2.0}
+    found = compare.compare({"rows": [before]}, {"rows": [after]})
+    assert [(c.metric, c.ratio, c.verdict) for c in found] == [
+        ("tokens_per_s", 2.0, "no band"),
+        ("ttft_ms_p50", 0.5, "no band"),
+    ]
+
+
 # -- a server -------------------------------------------------------------------------------------------
 
 
