@@ -17,6 +17,7 @@ _COLUMNS = {
     "tokens/round": "acceptance_length", "hit rate": "hit_rate", "x none": "speedup", "x sd": "vs_sd",
     "x tp 1": "vs_one_card", "same": "same",
 }  # fmt: skip
+_SUM_COLUMNS = {"sum over cards": "way", "KB": "kilobytes", "us in a graph": "sum_us", "same bits": "exact"}
 _LINK_COLUMNS = {"link": "link", "batch": "batch", "feature bytes": "feature_bytes", "us": "round_trip_us",
                  "p99": "round_trip_us_p99"}  # fmt: skip
 
@@ -62,7 +63,9 @@ def tables(outcome: Mapping[str, Any]) -> str:
         f"{outcome['device']}; synthetic weights, in which {outcome['accepted']:.0%} of drafts are kept and "
         f"{outcome['foreseen']:.0%} of other outcomes foreseen: set, not learned; {outcome['seconds']} s"
     ]
-    for columns, key in ((_COLUMNS, "tokens_per_s"), (_LINK_COLUMNS, "round_trip_us")):
+    for columns, key in (
+        (_COLUMNS, "tokens_per_s"), (_SUM_COLUMNS, "sum_us"), (_LINK_COLUMNS, "round_trip_us"),
+    ):  # fmt: skip
         mine = [row for row in rows if key in row]
         shown = {title: name for title, name in columns.items() if any(row.get(name) is not None for row in mine)}
         if mine:

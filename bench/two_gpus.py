@@ -26,6 +26,7 @@ from bench.links import round_trips
 from bench.pair_report import compared, tables
 from bench.pairs import Job, Settings, append, find_pair, to_json
 from bench.shapes import shape
+from bench.sums import sums
 from ssd_ascend.backends.base import MeetingBackend
 from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.errors import SsdError
@@ -158,6 +159,9 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         plan = folder / f"jobs-{number}.json"
         plan.write_text(to_json(jobs, settings, rows, deadline))
         _run(plan, jobs, environment, rows, deadline, write)
+    if args.tp > 1 and time.time() < deadline:
+        for row in sums(args.device):
+            append(rows, row)
     if args.links and time.time() < deadline:
         hidden = shape(find_pair(_pairs(args)[0]).target)["hidden_size"]
         device = load_backend(args.device).device(0)
