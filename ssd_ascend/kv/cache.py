@@ -13,6 +13,9 @@ import torch
 
 from ssd_ascend.backends.base import AttentionBackend
 
+_FEW = 8
+"""Slots that are worked out sooner one by one than as arrays."""
+
 
 class KVCache:
     """One model's cache: `layers[i]` is layer i's tensor of shape `attention.kv_shape(num_blocks)`, blocks second."""
@@ -59,6 +62,8 @@ class KVCache:
     def slots(self, block_table: Rows[int], start: int, end: int) -> np.ndarray:
         """Where the tokens at positions [start, end) of this block table are kept: int64 [end - start], on the host."""
         size = self.block_size
+        if end - start <= _FEW:
+            return np.array([block_table[at // size] * size + at % size for at in range(start, end)], np.int64)
         table = np.asarray(block_table[start // size : (end + size - 1) // size], np.int64)
         slots: np.ndarray = (table[:, None] * size + np.arange(size)).reshape(-1)[start % size :][: end - start]
         return slots

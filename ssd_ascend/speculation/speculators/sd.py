@@ -108,6 +108,8 @@ class SdSpeculator:
         yet."""
         known = self._sequences.get(seq.id)
         num_tokens = seq.num_tokens + len(new_tokens)
+        if known is not None and known.num_tokens == num_tokens:
+            return known
         if known is not None and known.num_tokens > num_tokens:  # tokens it was told of early came to nothing
             self._drafter.release(known)
             known = None
