@@ -72,12 +72,15 @@ class Soak:
         self._http = httpx.AsyncClient(base_url=url, timeout=_PATIENCE_S, limits=httpx.Limits(max_connections=64))
         self._admin_url, self._admin_key = admin
         self._expected: dict[str, str] = {}
+        self._room = 0
+        """Tokens of a prompt and its answer."""
         self._excused_until = 0.0
         self._began = time.monotonic()
 
     async def run(self) -> None:
         """All of it; `failures` says what went wrong."""
         async with self._http:
+            self._room = (await self._post({"prompt": "x"}, "/tokenize"))["max_model_len"]
             for question in _QUESTIONS:
                 self._expected[question] = await self._ask(question)
             self._began = time.monotonic()
@@ -157,8 +160,9 @@ class Soak:
         assert len((await self._post({**body, "temperature": rng.random()}, "/v1/completions"))["choices"]) == 4
 
     async def _long(self, rng: random.Random) -> None:
-        body = {"prompt": f"{rng.randrange(9)} " + "and so on " * rng.randrange(100, 400), "max_tokens": 4}
-        assert (await self._post(body, "/v1/completions"))["usage"]["prompt_tokens"] > 200
+        words = rng.randrange(self._room // 60, self._room // 15)  # ten bytes each, and no token is less than one
+        body = {"prompt": f"{rng.randrange(9)} " + "and so on " * words, "max_tokens": 4}
+        assert (await self._post(body, "/v1/completions"))["usage"]["prompt_tokens"] > words
 
     async def _nonsense(self, rng: random.Random) -> None:
         body = rng.choice([b"{", b'{"prompt": 3}', b'{"prompt": "x", "top_p": 7}', b'{"prompt": "' + b"a" * 4_000_000])
