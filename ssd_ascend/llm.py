@@ -8,20 +8,21 @@ with LLM("smollm2-135m") as llm:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any
 
 from ssd_ascend import catalogue
 from ssd_ascend.config.engine import EngineConfig
+from ssd_ascend.config.speculation import SpeculationConfig
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.core.stats import EngineStats
 from ssd_ascend.engine.builder import build_engine
 from ssd_ascend.engine.engine import Engine
 from ssd_ascend.engine.identity import EngineInfo
 from ssd_ascend.engine.outputs import Answer, AnswerDelta, OutputProcessor, stats_dict
-from ssd_ascend.errors import RequestError
+from ssd_ascend.errors import ConfigError, RequestError, unknown_name
 from ssd_ascend.text import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -46,6 +47,7 @@ class LLM:
     def __init__(
         self, model: str | EngineConfig, *, progress: Callable[[int, int], None] | None = None, **options: Any
     ) -> None:
+        _check(options)
         config = model if isinstance(model, EngineConfig) else EngineConfig(model=model, **options)
         self.config = config
         self.tokenizer = Tokenizer.load(catalogue.resolve_model(config.model), chat_template=config.chat_template)
@@ -147,3 +149,14 @@ class LLM:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, add_special_tokens=True)
         return list(prompt)
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    """ConfigError for what is no option; how to speculate is an object of its own."""
+    known = [field.name for field in fields(EngineConfig)]
+    speculation = {field.name for field in fields(SpeculationConfig)}
+    for name in options:
+        if name not in known and name in speculation:
+            raise ConfigError(f"{name!r} is no option of LLM", remedy=f"give speculation=SpeculationConfig({name}=...)")
+        if name not in known:
+            raise unknown_name("option of LLM", name, known)
