@@ -32,13 +32,14 @@ class Step(NamedTuple):
 
 def pack_step(mode: Mode, rows: Rows[Row], *, drafts_follow: bool) -> bytes:
     """The message."""
-    numbers, tokens, tables = array("i"), array("i"), array("i")
+    numbers: list[int] = []
     for row in rows:
-        numbers.extend((len(row.tokens), row.start, row.num_logits, len(row.block_table)))
-        tokens.extend(row.tokens)
-        tables.extend(row.block_table)
-    head = _HEADER.pack(_CODES[mode], drafts_follow, len(rows), len(tokens), len(tables))
-    return b"".join((head, numbers.tobytes(), tokens.tobytes(), tables.tobytes()))
+        numbers += (len(row.tokens), row.start, row.num_logits, len(row.block_table))
+    tokens = [array("i", row.tokens) for row in rows]  # made of a list at once: twice as fast as extending an array
+    tables = [array("i", row.block_table) for row in rows]
+    num_tokens, num_blocks = sum(numbers[::4]), sum(numbers[3::4])
+    head = _HEADER.pack(_CODES[mode], drafts_follow, len(rows), num_tokens, num_blocks)
+    return b"".join((head, array("i", numbers), *tokens, *tables))
 
 
 def unpack_step(message: bytes) -> Step:
