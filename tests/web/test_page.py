@@ -153,6 +153,7 @@ def test_themes_and_phones(open_page: Open, tmp_path: Path, scheme: str) -> None
     ask(page, "SAY[on a small screen, words wrap and nothing is cut off at its side]YAS")
     settled(page)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.locator("#legend .tok:visible").count() == 3  # what the colours mean stays on the screen
     brightness = page.evaluate(
         "Math.max(...getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number))"
     )
