@@ -1,6 +1,7 @@
 """How long a message takes to a draft worker and back, by kind of line: two processes, packing and unpacking included.
 
-Used by `bench/two_gpus.py`. Messages are those of a greedy round, bare or with an EAGLE-3 head's features.
+Used by `bench/two_gpus.py`. Messages are those of a greedy round, bare or with an EAGLE-3 head's features; where devices
+share memory, line "device" is a socket that carries the places of features instead.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import Any
 import torch
 
 from bench.summary import Row
-from ssd_ascend.backends.base import MeetingBackend
+from ssd_ascend.backends.base import MeetingBackend, SharingBackend
 from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.core.speculation import VerificationOutcome
 from ssd_ascend.errors import ConfigError, SsdError, TransportError
 from ssd_ascend.speculation import worker_process
 from ssd_ascend.transport import device_link
 from ssd_ascend.transport.base import Transport
-from ssd_ascend.transport.link import DeviceLink, Link, Meeting, make_link
+from ssd_ascend.transport.link import DEFAULT_KIND, DeviceLink, Link, Meeting, make_link
 from ssd_ascend.transport.messages import Answer, Request, Shutdown, Update
 
 _PATIENCE_S = 30.0
@@ -64,6 +65,8 @@ def _link(kind: str, device: torch.device) -> Link:
     if kind != device_link.KIND:
         return make_link(kind)
     backend = load_backend(device.type)
+    if isinstance(backend, SharingBackend):
+        return make_link(DEFAULT_KIND)
     if not isinstance(backend, MeetingBackend):
         raise ConfigError(f"{backend.name} has no line over devices")
     own = device.index or 0
@@ -79,7 +82,8 @@ def _of_kind(
         line = _accepted(link, child)
         for batch in batches:
             for width in (0, feature_width):
-                times = _ping(line, device, batch, width, repeats)
+                shared = kind == device_link.KIND and isinstance(load_backend(device.type), SharingBackend)
+                times = _ping(line, device, batch, width, repeats, shared=shared)
                 rows.append(
                     {
                         "mode": "round trip",
@@ -108,9 +112,11 @@ def _accepted(link: Link, child: Any) -> Transport:
     raise TransportError(f"no {link.address.kind} line within {_PATIENCE_S:.0f} s")
 
 
-def _ping(line: Transport, device: torch.device, batch: int, width: int, repeats: int) -> list[float]:
+def _ping(line: Transport, device: torch.device, batch: int, width: int, repeats: int, *, shared: bool) -> list[float]:
     """Seconds of each round trip, after as many again to warm up, at most 50."""
-    features = torch.zeros((_LOOKAHEAD + 1, width), dtype=torch.bfloat16, device=device) if width else None
+    sends = bool(width) and not shared
+    features = torch.zeros((_LOOKAHEAD + 1, width), dtype=torch.bfloat16, device=device) if sends else None
+    slots = torch.zeros((_LOOKAHEAD + 1, 1), dtype=torch.int64) if width and shared else None
     times = []
     for number in range(1, repeats + min(repeats, 50) + 1):
         updates = [
@@ -119,6 +125,7 @@ def _ping(line: Transport, device: torch.device, batch: int, width: int, repeats
                 num_tokens_before=100,
                 new_tokens=list(range(_LOOKAHEAD + 1)),
                 features=features,
+                slots=slots,
             )
             for row in range(batch)
         ]

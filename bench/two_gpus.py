@@ -27,7 +27,7 @@ from bench.pair_report import compared, tables
 from bench.pairs import Job, Settings, append, find_pair, to_json
 from bench.shapes import shape
 from bench.sums import sums
-from ssd_ascend.backends.base import MeetingBackend
+from ssd_ascend.backends.base import MeetingBackend, SharingBackend
 from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.errors import SsdError
 from ssd_ascend.transport.link import LINK_KINDS
@@ -84,10 +84,12 @@ def _pairs(args: argparse.Namespace) -> tuple[str, ...]:
     return args.pairs or (_TINY if args.tiny else _PAIRS)
 
 
-def schedule(args: argparse.Namespace, *, device_lines: bool = False) -> list[list[Job]]:
+def schedule(
+    args: argparse.Namespace, *, device_lines: bool = False, shared_features: bool = False
+) -> list[list[Job]]:
     """The jobs of each process, the most valuable first. A target's plain decoding is measured once.
 
-    device_lines: whether messages can also go over the devices themselves.
+    device_lines: whether messages can also go over the devices themselves; shared_features: whether features can.
     """
     pairs = _pairs(args)
     groups: list[list[Job]] = []
@@ -97,7 +99,7 @@ def schedule(args: argparse.Namespace, *, device_lines: bool = False) -> list[li
         modes = [mode for mode in args.modes if mode != "none" or target not in decoded]
         decoded.add(target)
         jobs = [Job(pair=name, speculator=mode) for mode in modes]
-        if "ssd" in modes and device_lines:
+        if "ssd" in modes and (device_lines or (shared_features and find_pair(name).draft is None)):
             jobs.append(Job(pair=name, speculator="ssd", line="device"))
         if "sd" in args.modes:
             jobs += [Job(pair=name, speculator="sd", lookahead=k) for k in args.sd_lookaheads]
@@ -152,10 +154,12 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         report.write_json(args.json, outcome)
         return outcome
 
-    device_lines = (
-        isinstance(load_backend(args.device), MeetingBackend) and settings.worker_device != f"{args.device}:0"
-    )
-    for number, jobs in enumerate(schedule(args, device_lines=device_lines)):
+    backend, apart = load_backend(args.device), settings.worker_device != f"{args.device}:0"
+    planned = schedule(
+        args, device_lines=apart and isinstance(backend, MeetingBackend),
+        shared_features=apart and isinstance(backend, SharingBackend),
+    )  # fmt: skip
+    for number, jobs in enumerate(planned):
         plan = folder / f"jobs-{number}.json"
         plan.write_text(to_json(jobs, settings, rows, deadline))
         _run(plan, jobs, environment, rows, deadline, write)

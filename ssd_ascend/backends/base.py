@@ -299,6 +299,20 @@ class Collectives(Protocol):
         ...
 
 
+@runtime_checkable
+class SharingBackend(Protocol):
+    """A backend whose devices can read one another's memory: a draft worker finds its target's features where they are.
+    """
+
+    def share(self, tensor: torch.Tensor) -> str:
+        """What another process of this host needs to open it. The tensor must outlive all who do."""
+        ...
+
+    def open_shared(self, text: str, device: torch.device) -> torch.Tensor:
+        """The tensor, as `device` addresses it; TransportError where it cannot."""
+        ...
+
+
 class SmallSums(Protocol):
     """Sums over the ranks of one model that are too small for the link's bandwidth to matter."""
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from ssd_ascend import trace
@@ -207,6 +208,9 @@ class DraftWorker:
         seq.token_ids += update.new_tokens
         if update.features is not None:
             seq.features = update.features if seq.features is None else torch.cat((seq.features, update.features))
+        if update.slots is not None:
+            held = [] if seq.feature_slots is None else [seq.feature_slots]
+            seq.feature_slots = np.concatenate([*held, update.slots.flatten().numpy()])
         self._fan_out.learn(seq.id, update.outcome.num_accepted)
         self._fallback.saw_outcome(self._offered.pop(seq.id, 0), update.outcome.num_accepted)
         return seq
@@ -356,6 +360,7 @@ def _sequence(attach: Attach) -> DraftSequence:
         seed=attach.seed,
         stop_ids=attach.stop_ids,
         features=attach.features,
+        feature_slots=None if attach.slots is None else attach.slots.flatten().numpy(),
     )
 
 

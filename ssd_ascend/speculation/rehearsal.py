@@ -24,18 +24,24 @@ _CASTS = ((0.0,), (0.0, 0.0), (1.0,))
 
 
 def rehearse(
-    make_worker: Callable[[Transport], DraftWorker], *, max_len: int, feature_width: int, feature_dtype: torch.dtype
+    make_worker: Callable[[Transport], DraftWorker],
+    *,
+    max_len: int,
+    feature_width: int,
+    feature_dtype: torch.dtype,
+    shared: bool = False,
 ) -> None:
     """Talk to a worker of `make_worker` as a target would; nothing of it is left but what is warm.
 
-    max_len: tokens a sequence may have; feature_width: of the target's features, 0 when none are sent.
+    max_len: tokens a sequence may have; feature_width: of the target's features, 0 when none are sent; shared:
+    whether the worker is told where they are instead.
     """
     for temperatures in _CASTS:
         ours, theirs = InProcessTransport.pair(through_wire=False)
         worker = make_worker(theirs)
         theirs.attach_pump(lambda worker=worker: worker.pump())  # type: ignore[misc]
         try:
-            _Conversation(ours, max_len, feature_width, feature_dtype).hold(temperatures)
+            _Conversation(ours, max_len, feature_width, feature_dtype, shared=shared).hold(temperatures)
         finally:
             worker.close()
 
@@ -43,11 +49,12 @@ def rehearse(
 class _Conversation:
     """The target's part. It knows how many tokens each sequence has, and makes the rest up."""
 
-    def __init__(self, line: Transport, max_len: int, feature_width: int, dtype: torch.dtype) -> None:
+    def __init__(self, line: Transport, max_len: int, feature_width: int, dtype: torch.dtype, *, shared: bool) -> None:
         self._line = line
         self._max_len = max_len
         self._feature_width = feature_width
         self._dtype = dtype
+        self._shared = shared
         self._number = 0
 
     def hold(self, temperatures: tuple[float, ...]) -> None:
@@ -59,7 +66,7 @@ class _Conversation:
         attaches = [
             Attach(
                 seq_id=i, token_ids=[1] * prompt, num_prompt_tokens=prompt, seed=0, stop_ids=frozenset(),
-                sampling=SamplingParams(temperature=temperature), features=self._of(prompt - 1),
+                sampling=SamplingParams(temperature=temperature), **self._of(prompt - 1),
             )
             for i, temperature in enumerate(temperatures)
         ]  # fmt: skip
@@ -80,7 +87,7 @@ class _Conversation:
             outcome=VerificationOutcome(seq_id, len(accepted), 1),
             num_tokens_before=length,
             new_tokens=new_tokens,
-            features=self._of(len(new_tokens)),
+            **self._of(len(new_tokens)),
         )
 
     def _ask(self, attaches: list[Attach], updates: list[Update]) -> Answer:
@@ -90,8 +97,13 @@ class _Conversation:
             assert isinstance(answer, Foreseen)
         return answer
 
-    def _of(self, count: int) -> torch.Tensor | None:
-        return torch.zeros((count, self._feature_width), dtype=self._dtype) if self._feature_width else None
+    def _of(self, count: int) -> dict[str, torch.Tensor]:
+        """Features of so many tokens, or where they are."""
+        if not self._feature_width:
+            return {}
+        if self._shared:
+            return {"slots": torch.zeros((count, 1), dtype=torch.int64)}
+        return {"features": torch.zeros((count, self._feature_width), dtype=self._dtype)}
 
 
 def _drafts(answer: Answer) -> list[list[int]]:

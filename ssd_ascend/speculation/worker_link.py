@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ssd_ascend.backends.base import MeetingBackend
+from ssd_ascend.backends.base import MeetingBackend, SharingBackend
 from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.config.speculation import SpeculationConfig
 from ssd_ascend.errors import ConfigError
@@ -49,7 +49,7 @@ def make_link(side: TargetSide) -> WorkerLink:
     if side.setup.config.worker == "thread":
         return _in_a_thread(side)
     supervisor = WorkerSupervisor(
-        _ENTRY, _to_json(side.setup), check_hello=_checks(side.setup), new_link=_device_line(side.setup)
+        _ENTRY, _to_json(side), check_hello=_checks(side.setup), new_link=_device_line(side.setup)
     )
     if not supervisor.wait_ready(_START_TIMEOUT_S, or_lost=True):
         reason = supervisor.reason or f"it took more than {_START_TIMEOUT_S:.0f} s"
@@ -58,10 +58,22 @@ def make_link(side: TargetSide) -> WorkerLink:
     return supervisor
 
 
+def shares_features(setup: DraftSetup) -> bool:
+    """Whether a worker of our own reads the target's features in the target's memory, instead of being sent them."""
+    config = setup.config
+    return (
+        config.worker_line == "device"
+        and config.worker == "process"
+        and setup.target.feature_width > 0
+        and isinstance(setup.backend, SharingBackend)
+        and _draft_device(setup)[0] == setup.backend.name
+    )
+
+
 def _device_line(setup: DraftSetup) -> Callable[[int], Link] | None:
     """How to make a line over the devices themselves; None where messages go over a socket."""
-    if setup.config.worker_line != "device":
-        return None
+    if setup.config.worker_line != "device" or isinstance(setup.backend, SharingBackend):
+        return None  # where memory is shared, only small numbers are left to send
     kind, index = _draft_device(setup)
     backend, ours = setup.backend, setup.device.index or 0
     if not isinstance(backend, MeetingBackend) or kind != backend.name:
@@ -150,6 +162,7 @@ def warm_up(drafter: Drafter, setup: DraftSetup) -> None:
         lambda line: make_worker(drafter, setup, line, overlaps=False),
         max_len=setup.target.max_model_len,
         feature_width=setup.target.feature_width if drafter.wants_features else 0,
+        shared=setup.feature_store is not None,
         feature_dtype=torch.float32 if setup.backend.capabilities.wide_activations else setup.dtype(None),
     )
     log.info("rehearsed in %.1f s", time.monotonic() - started)
@@ -165,9 +178,14 @@ def serve_worker(transport: Transport, config: Mapping[str, Any]) -> None:
     speculation = dict(config["speculation"])
     if isinstance(speculation["fan_out"], list):
         speculation["fan_out"] = tuple(speculation["fan_out"])
+    device = backend.device(config["device_index"])
+    store = None
+    if config["feature_store"] is not None and isinstance(backend, SharingBackend):
+        store = backend.open_shared(config["feature_store"], device)
     setup = DraftSetup(
         backend=backend,
-        device=backend.device(config["device_index"]),
+        device=device,
+        feature_store=store,
         config=SpeculationConfig(**speculation),
         target=TargetFacts(**config["target"]),
         path=None if config["path"] is None else Path(config["path"]),
@@ -180,9 +198,14 @@ def serve_worker(transport: Transport, config: Mapping[str, Any]) -> None:
     make_worker(drafter, setup, transport, overlaps=True).serve()
 
 
-def _to_json(setup: DraftSetup) -> dict[str, Any]:
+def _to_json(side: TargetSide) -> dict[str, Any]:
     """What `serve_worker` needs, as JSON can hold it."""
+    setup, store = side.setup, None if side.features is None else side.features.features
     kind, index = _draft_device(setup)
+    shared = None
+    if store is not None and shares_features(setup):
+        assert isinstance(setup.backend, SharingBackend)
+        shared = setup.backend.share(store)
     return {
         "device": kind,
         "device_index": index,
@@ -190,6 +213,7 @@ def _to_json(setup: DraftSetup) -> dict[str, Any]:
         "speculation": dataclasses.asdict(setup.config),
         "target": dataclasses.asdict(setup.target),
         "path": None if setup.path is None else str(setup.path),
+        "feature_store": shared,
     }
 
 

@@ -50,6 +50,8 @@ class Attach:
     stop_ids: frozenset[int]
     features: torch.Tensor | None = None
     """[N - 1, F]"""
+    slots: torch.Tensor | None = None
+    """Where they are instead, for a worker that reads them there: int64 [N - 1, 1], rows of the target's store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,8 @@ class Update:
     num_tokens_before: int
     new_tokens: list[int]
     features: torch.Tensor | None = None
+    slots: torch.Tensor | None = None
+    """Likewise [len(new_tokens), 1]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

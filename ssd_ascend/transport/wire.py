@@ -135,6 +135,7 @@ def _put_request(w: FrameWriter, request: Request) -> None:
         w.words += (*update.outcome, update.num_tokens_before)
         w.ints(update.new_tokens)
         w.tensor(update.features)
+        w.tensor(update.slots)
 
 
 def _get_request(r: FrameReader) -> Request:
@@ -154,7 +155,8 @@ def _get_update(r: FrameReader) -> Update:
     before = r.word("num_tokens_before", 0, _MAX_ID)
     new_tokens = r.ints("new_tokens", 0, _MAX_ID)
     features = r.tensor("features", FLOAT_DTYPES, (len(new_tokens), None))
-    return Update(outcome=outcome, num_tokens_before=before, new_tokens=new_tokens, features=features)
+    slots = r.tensor("slots", _IDS, (len(new_tokens), 1))
+    return Update(outcome=outcome, num_tokens_before=before, new_tokens=new_tokens, features=features, slots=slots)
 
 
 def _put_attach(w: FrameWriter, attach: Attach) -> None:
@@ -164,6 +166,7 @@ def _put_attach(w: FrameWriter, attach: Attach) -> None:
     w.ints(sorted(attach.stop_ids))
     _put_sampling(w, attach.sampling)
     w.tensor(attach.features)
+    w.tensor(attach.slots)
 
 
 def _get_attach(r: FrameReader) -> Attach:
@@ -176,6 +179,7 @@ def _get_attach(r: FrameReader) -> Attach:
     stop_ids = frozenset(r.ints("stop_ids", 0, _MAX_ID))
     sampling = _get_sampling(r)
     features = r.tensor("features", FLOAT_DTYPES, (len(token_ids) - 1, None))
+    slots = r.tensor("slots", _IDS, (len(token_ids) - 1, 1))
     return Attach(
         seq_id=seq_id,
         token_ids=token_ids,
@@ -184,6 +188,7 @@ def _get_attach(r: FrameReader) -> Attach:
         seed=seed,
         stop_ids=stop_ids,
         features=features,
+        slots=slots,
     )
 
 

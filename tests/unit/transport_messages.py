@@ -38,6 +38,11 @@ def features(draw: st.DrawFn, rows: int) -> torch.Tensor | None:
 
 
 @st.composite
+def slots(draw: st.DrawFn, rows: int) -> torch.Tensor | None:
+    return torch.arange(rows).unsqueeze(1) if draw(st.booleans()) else None
+
+
+@st.composite
 def sampling(draw: st.DrawFn) -> SamplingParams:
     max_tokens = draw(st.none() | st.integers(1, 1 << 31))
     return SamplingParams(
@@ -73,6 +78,7 @@ def attaches(draw: st.DrawFn) -> Attach:
         seed=draw(st.integers(-(1 << 63), (1 << 64) - 1)),
         stop_ids=draw(st.frozensets(token, max_size=4)),
         features=draw(features(len(tokens) - 1)),
+        slots=draw(slots(len(tokens) - 1)),
     )
 
 
@@ -84,6 +90,7 @@ def updates(draw: st.DrawFn) -> Update:
         num_tokens_before=draw(length),
         new_tokens=new_tokens,
         features=draw(features(len(new_tokens))),
+        slots=draw(slots(len(new_tokens))),
     )
 
 

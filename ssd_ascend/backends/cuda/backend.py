@@ -18,6 +18,7 @@ from ssd_ascend.backends.base import (
     Ops,
     SmallSums,
 )
+from ssd_ascend.backends.cuda import shared_tensor
 from ssd_ascend.backends.cuda.attention import PagedAttention
 from ssd_ascend.backends.cuda.graphs import CudaGraphs
 from ssd_ascend.backends.cuda.kernels.launch import compiling
@@ -84,6 +85,14 @@ class CudaBackend:
     def compiling(self) -> AbstractContextManager[None]:
         """See `CompilingBackend`."""
         return compiling()
+
+    def share(self, tensor: torch.Tensor) -> str:
+        """See `SharingBackend`."""
+        return shared_tensor.share(tensor)
+
+    def open_shared(self, text: str, device: torch.device) -> torch.Tensor:
+        """See `SharingBackend`."""
+        return shared_tensor.open_shared(text, device)
 
     def small_sums(self, collectives: Collectives, device: torch.device) -> SmallSums | None:
         """Through memory that the GPUs share; see `SummingBackend`."""

@@ -32,7 +32,7 @@ from ssd_ascend.speculation.recent import Recent
 from ssd_ascend.speculation.remote_link import connect_all
 from ssd_ascend.speculation.setup import TargetSide
 from ssd_ascend.speculation.worker_client import Asked, Offer, WorkerLink
-from ssd_ascend.speculation.worker_link import make_link
+from ssd_ascend.speculation.worker_link import make_link, shares_features
 from ssd_ascend.speculation.worker_pool import make_worker_client
 from ssd_ascend.transport.messages import Attach, Update
 
@@ -55,6 +55,7 @@ def build(side: TargetSide) -> Speculator:
         to_host=setup.backend.to_host,
         beside=None if setup.backend.capabilities.host_memory else setup.backend.stream,
         silence_s=setup.config.worker_timeout_s,
+        shares_features=not remote and shares_features(setup),
     )
 
 
@@ -91,8 +92,11 @@ class SsdSpeculator:
         to_host: ToHost,
         beside: Callable[[], AbstractContextManager[Any]] | None,
         silence_s: float,
+        shares_features: bool = False,
     ) -> None:
-        """beside: a context whose work runs beside the device's next step; None where the host is the device."""
+        """shares_features: whether workers read the target's features where they are.
+
+        beside: a context whose work runs beside the device's next step; None where the host is the device."""
         self.stats = SpeculationStats()
         self.lookahead = lookahead
         self.wants_features = features is not None
@@ -101,6 +105,7 @@ class SsdSpeculator:
         self._device = device
         self._to_host = to_host
         self._beside = beside
+        self._shares_features = shares_features
         self._later: Callable[[], None] | None = None
         """The post that waits until the device is at work."""
         self._began_s: float | None = None
@@ -209,8 +214,14 @@ class SsdSpeculator:
         slots: dict[int, np.ndarray],
         where: Callable[[], AbstractContextManager[Any]],
     ) -> None:
-        with where():
-            features = self._read_features(slots)
+        features: dict[int, torch.Tensor] = {}
+        if self._shares_features:
+            places = {seq_id: torch.from_numpy(own).unsqueeze(1) for seq_id, own in slots.items()}
+            attaches = [replace(attach, slots=places[attach.seq_id]) for attach in attaches]
+            updates = [replace(update, slots=places[update.outcome.seq_id]) for update in updates]
+        else:
+            with where():
+                features = self._read_features(slots)
         if features:
             attaches = [replace(attach, features=features[attach.seq_id]) for attach in attaches]
             updates = [replace(update, features=features[update.outcome.seq_id]) for update in updates]
