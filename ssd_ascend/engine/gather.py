@@ -59,7 +59,11 @@ def _check_shares(model: ModelConfig, size: int) -> None:
     ranks = SingleRank()
     ranks.size = size
     attention_spec(model, ranks, block_size=1, dtype=torch.float32)
-    even_shard(model.intermediate_size, ranks, what="intermediate_size")
+    sparse = model.num_layers - len(model.experts.dense_layers) if model.experts is not None else 0
+    if sparse < model.num_layers:
+        even_shard(model.intermediate_size, ranks, what="intermediate_size")
+    if model.experts is not None:
+        even_shard(model.experts.intermediate_size, ranks, what="moe_intermediate_size")
 
 
 def to_plain(config: EngineConfig) -> dict[str, Any]:

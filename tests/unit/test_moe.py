@@ -11,10 +11,13 @@ import torch
 from ssd_ascend.backends.base import Experts
 from ssd_ascend.backends.cuda.experts import grouped_experts, is_exact
 from ssd_ascend.backends.registry import load_backend
+from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.config.model import ExpertsConfig, model_config_from_hf
+from ssd_ascend.engine.gather import gather_ranks
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.layers.moe import SparseMLP, choose, is_host_driven, sort_pairs
 from ssd_ascend.layers.slots import collect_slots
+from ssd_ascend.speculation.identity import identity_of
 from tests.toys import build_context, causal_lm_tensors, llama_config, qwen3_moe_config
 
 EXPERTS = ExpertsConfig(count=4, per_token=2, intermediate_size=8, normalised=True)
@@ -136,3 +139,31 @@ def test_experts_are_read_as_the_config_spells_them() -> None:
 def test_more_experts_a_token_than_there_are_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"x: 6 experts a token are more than there are \(5\)"):
         model_config_from_hf(qwen3_moe_config(num_experts_per_tok=6), where="x")
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"moe_intermediate_size": 25}, "moe_intermediate_size is 25"),
+        ({"intermediate_size": 49}, "intermediate_size is 49"),
+    ],
+)
+def test_shares_are_checked_before_any_rank_is_started(changes: dict[str, int], what: str) -> None:
+    """One layer of the toy is dense, so both sizes count."""
+    model = model_config_from_hf(qwen3_moe_config(**changes), where="x")
+    with pytest.raises(ConfigError, match=f"{what}, which 2 ranks cannot share evenly"):
+        gather_ranks(EngineConfig(model="x", tensor_parallel=2), load_backend("cpu"), model)
+
+
+def test_a_size_that_no_layer_has_does_not_matter() -> None:
+    """Published sparse models are sparse throughout, and still state a dense size."""
+    data = qwen3_moe_config(intermediate_size=49, moe_intermediate_size=25, mlp_only_layers=[])
+    model = model_config_from_hf(data, where="x")
+    with pytest.raises(ConfigError, match="moe_intermediate_size is 25"):
+        gather_ranks(EngineConfig(model="x", tensor_parallel=2), load_backend("cpu"), model)
+
+
+def test_remote_speculators_tell_sparse_targets_apart() -> None:
+    one, other = (model_config_from_hf(qwen3_moe_config(num_experts=n), where="x") for n in (5, 6))
+    assert "2 of 5 experts of 24" in identity_of(one)
+    assert identity_of(one) != identity_of(other)
