@@ -1,7 +1,7 @@
 """How long a message takes to a draft worker and back, by kind of line: two processes, packing and unpacking included.
 
-Used by `bench/two_gpus.py`. Messages are those of a greedy round, bare or with an EAGLE-3 head's features; where devices
-share memory, line "device" is a socket that carries the places of features instead.
+Used by `bench/two_gpus.py`. Messages are those of a greedy round, bare or with an EAGLE-3 head's features; where
+devices share memory, line "device" is a socket that carries the places of features instead.
 """
 
 from __future__ import annotations

@@ -38,6 +38,8 @@ from ssd_ascend.transport.messages import Attach, Update
 
 ToHost = Callable[[Rows[torch.Tensor]], list[torch.Tensor]]
 """`Backend.to_host`: copies all tensors to the host together."""
+_GRAIN_S = 0.001
+"""By so much may a wait for a message be longer than was asked for."""
 _LISTENING = 0.75
 """Of the time that a step usually takes the device. What is heard later is read when the verdict is there."""
 
@@ -199,7 +201,7 @@ class SsdSpeculator:
             return
         self._began_s = began_s
         if (busy_s := self._busy_s.typical) is not None:
-            self._worker.listen(began_s + _LISTENING * busy_s)
+            self._worker.listen(began_s + _LISTENING * busy_s - _GRAIN_S)
 
     def _post_what_waits(self) -> None:
         later, self._later = self._later, None
