@@ -60,6 +60,13 @@ def llama_config(**changes: Any) -> dict[str, Any]:
     return {**config, **changes}
 
 
+def mistral_config(**changes: Any) -> dict[str, Any]:
+    """A `config.json` of a mistral: a head_dim of its own, as Nemo has, and a window that is named and null."""
+    family = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "head_dim": 16, "rope_theta": 1e6}
+    config = llama_config(**{**family, "sliding_window": None, **changes})
+    return {key: value for key, value in config.items() if key not in ("attention_bias", "mlp_bias")}
+
+
 def qwen3_config(**changes: Any) -> dict[str, Any]:
     """A `config.json` of a qwen3: head_dim of its own, tied, theta of a million."""
     family = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 16, "rope_theta": 1e6}

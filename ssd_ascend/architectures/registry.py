@@ -39,6 +39,7 @@ ARCHITECTURES: Registry[CausalLMClass] = Registry(
     "model family",
     {
         "llama": "ssd_ascend.architectures.llama:LlamaForCausalLM",
+        "mistral": "ssd_ascend.architectures.llama:LlamaForCausalLM",
         "qwen2": "ssd_ascend.architectures.qwen2:Qwen2ForCausalLM",
         "qwen3": "ssd_ascend.architectures.qwen3:Qwen3ForCausalLM",
         "qwen3_moe": "ssd_ascend.architectures.qwen3_moe:Qwen3MoeForCausalLM",

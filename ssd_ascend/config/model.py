@@ -263,7 +263,9 @@ def _refuse_unserved(config: ForeignConfig) -> None:
             f"{config.where}: checkpoints with a 'quantization_config' are not supported",
             remedy="use the unquantised checkpoint, or a .gguf file",
         )
-    if config.flag("use_sliding_window", default=False):
+    # Qwen's configs name a window and switch it off; where there is no switch, naming one is using it
+    named = config.data.get("sliding_window") is not None
+    if config.flag("use_sliding_window", default=named):
         raise ConfigError(f"{config.where}: sliding-window attention is not supported")
 
 

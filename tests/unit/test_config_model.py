@@ -82,6 +82,7 @@ def test_a_yarn_factor_left_out_is_how_far_the_context_was_stretched() -> None:
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"quantization_config": {"bits": 4}}, "'quantization_config'"),
         ({"use_sliding_window": True}, "sliding-window"),
+        ({"sliding_window": 4096}, "sliding-window"),
     ],
 )
 def test_what_cannot_be_served_is_one_sentence(changes: dict[str, object], said: str) -> None:
