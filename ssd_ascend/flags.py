@@ -23,7 +23,7 @@ def _lookahead(text: str) -> int | Literal["auto"]:
     return "auto" if text == "auto" else _whole_number(text, "a number, or auto")
 
 
-def _fan_out(text: str) -> FanOutSpec:
+def fan_out(text: str) -> FanOutSpec:
     if text == "auto":
         return "auto"
     numbers = tuple(_whole_number(part, "a number, a list such as 4,3,2,1, or auto") for part in text.split(","))
@@ -94,7 +94,7 @@ def _add_speculation_arguments(group: argparse._ArgumentGroup) -> None:
     _flag(group, "--drafter", choices=DRAFTERS, help="what drafts: a small model, an EAGLE-3 head, or n-grams")
     _flag(group, "--draft", metavar="D", help="the drafter's weights; same forms as --model")
     _flag(group, "--lookahead", type=_lookahead, metavar="K|auto", help="draft tokens per speculation")
-    _flag(group, "--fan-out", type=_fan_out, metavar="F|auto|LIST", help="guesses prepared per accepted length")
+    _flag(group, "--fan-out", type=fan_out, metavar="F|auto|LIST", help="guesses prepared per accepted length")
     _flag(group, "--on-miss", choices=("auto", "draft", "ngram", "decline"), help="what an unforeseen outcome gets")
     _flag(group, "--cache-bias", type=float, metavar="C", help="cache-aware sampling: 1 is off, smaller favours hits")
     _flag(group, "--draft-temperature", type=float, metavar="T", help="temperature of drafts (default: the request's)")

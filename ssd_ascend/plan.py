@@ -13,6 +13,7 @@ from ssd_ascend import catalogue
 from ssd_ascend.config.plan import Plan, Wish
 from ssd_ascend.config.topology import Topology
 from ssd_ascend.errors import ConfigError, SsdError
+from ssd_ascend.flags import fan_out
 from ssd_ascend.planner import explain, make_plan
 from ssd_ascend.planner.calibration import figures_of, write_calibrated
 from ssd_ascend.planner.inventory import load_inventory
@@ -39,7 +40,9 @@ def parser() -> argparse.ArgumentParser:
     wish.add_argument("--replicas", type=int, metavar="N", help="copies of the target (default 1)")
     wish.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default)")
     wish.add_argument("--lookahead", type=int, metavar="K", help="drafts per round (default: the best up to 8)")
-    wish.add_argument("--fan-out", type=int, metavar="F", help="guesses per accepted length (default: the preset's)")
+    wish.add_argument(
+        "--fan-out", type=fan_out, metavar="F|auto|LIST", help="guesses per accepted length (default: the preset's)"
+    )
     wish.add_argument("--acceptance", type=float, metavar="A", help="chance that one more draft stands")
     wish.add_argument("--hit-rate", type=float, metavar="H", help="chance that an outcome was foreseen")
     force = parser.add_argument_group("what is left to the planner unless given")

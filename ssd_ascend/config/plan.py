@@ -6,9 +6,11 @@ Times are milliseconds, memory is 10^9 bytes, devices are numbered from 0 in the
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ssd_ascend.config.speculation import FanOutSpec, SpeculationConfig
 from ssd_ascend.errors import ConfigError
 
 Mode = Literal["none", "sd", "ssd"]
@@ -24,7 +26,7 @@ class Wish:
     replicas: int = 1
     temperature: float = 0.0
     lookahead: int | None = None
-    fan_out: int | None = None
+    fan_out: FanOutSpec | None = None
     speculator: Mode | None = None
     tp: int | None = None
     speculators: int | None = None
@@ -33,13 +35,17 @@ class Wish:
     hit_rate: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("batch", "context", "replicas", "lookahead", "fan_out", "tp", "speculators"):
+        for name in ("batch", "context", "replicas", "lookahead", "tp", "speculators"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"{name} is {value}", remedy="give at least 1")
+        if self.lookahead is not None or self.fan_out is not None:
+            fan_out = 1 if self.fan_out is None else self.fan_out
+            lookahead = len(fan_out) - 1 if isinstance(fan_out, tuple) else 1
+            SpeculationConfig(lookahead=self.lookahead or lookahead, fan_out=fan_out)  # the limits of the engine
         for name in ("acceptance", "hit_rate"):
             if (value := getattr(self, name)) is not None and not 0.0 <= value <= 1.0:
                 raise ConfigError(f"{name} is {value}", remedy="give a chance, 0 to 1")
-        if self.temperature < 0.0:
+        if not 0.0 <= self.temperature < math.inf:
             raise ConfigError(f"temperature is {self.temperature}", remedy="give 0 (greedy) or more")
 
 

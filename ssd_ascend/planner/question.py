@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ssd_ascend.config.plan import Memory, Mode, Speed, Wish
 from ssd_ascend.config.preset import Preset
+from ssd_ascend.config.speculation import FanOutSpec
 from ssd_ascend.config.topology import Topology
 from ssd_ascend.planner.cost import Cost, Load
 from ssd_ascend.planner.machine import Machine
@@ -78,11 +79,17 @@ class Question:
 
     def _width(self, lookahead: int) -> int:
         """Branches per sequence."""
-        spec = self.preset.speculation.fan_out if self.preset.speculation else 3
-        fan_out = self.wish.fan_out if self.wish.fan_out is not None else spec
+        fan_out = self._fan_out
         if isinstance(fan_out, tuple):
             return sum(fan_out)
         return (lookahead + 1) * (3 if fan_out == "auto" else int(fan_out))
+
+    @property
+    def _fan_out(self) -> FanOutSpec:
+        """As wished, or else as the preset has it."""
+        if self.wish.fan_out is not None:
+            return self.wish.fan_out
+        return self.preset.speculation.fan_out if self.preset.speculation else 3
 
     @property
     def lookaheads(self) -> tuple[int, ...]:
@@ -92,8 +99,8 @@ class Question:
         speculation = self.preset.speculation
         if speculation is None:
             return (1,)
-        if isinstance(speculation.fan_out, tuple) and self.wish.fan_out is None:
-            return (len(speculation.fan_out) - 1,)
+        if isinstance(self._fan_out, tuple):
+            return (len(self._fan_out) - 1,)
         return tuple(range(1, max(MOST_LOOKAHEAD, speculation.max_lookahead) + 1))
 
     @property

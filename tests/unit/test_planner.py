@@ -139,6 +139,13 @@ def test_speculators_share_what_one_could_not_hold() -> None:
         plan("nvidia-gb200-nvl72", "llama-3.1-8b-draft-1b", **wishes, speculators=1)
 
 
+def test_a_fan_out_may_be_a_list_and_sets_the_lookahead() -> None:
+    made = plan("nvidia-h200-8", "llama-3.1-8b-draft-1b", speculator="ssd", fan_out=(3, 2, 1))
+    fewer = plan("nvidia-h200-8", "llama-3.1-8b-draft-1b", speculator="ssd", fan_out=1, lookahead=2)
+    assert made.lookahead == 2
+    assert (made.times.wide_draft_ms or 0) > (fewer.times.wide_draft_ms or 0)
+
+
 def test_sampling_sends_the_draft_law() -> None:
     greedy = plan("ascend-a2-8", "qwen3-32b-eagle3", tp=4, speculator="ssd", lookahead=4, batch=4)
     sampled = plan("ascend-a2-8", "qwen3-32b-eagle3", tp=4, speculator="ssd", lookahead=4, batch=4, temperature=0.7)
@@ -208,6 +215,14 @@ def test_eight_thousand_devices_are_planned_at_once() -> None:
         ("ascend-a2-8", "qwen3-32b-eagle3", {"replicas": 7}, r"7 replicas do not fit 8 .*--replicas 4, of TP 2"),
         ("ascend-a2-8", "qwen3-32b-eagle3", {"speculators": 4}, r"share the work by sequence.*--speculators 1"),
         ("ascend-a2-8", "qwen3-8b-eagle3", {"speculators": 2, "speculator": "sd"}, r"sd has no speculators of its own"),
+        (
+            "ascend-a2-8",
+            "qwen3-8b-eagle3",
+            {"temperature": float("nan")},
+            r"temperature is nan .give 0",
+        ),
+        ("ascend-a2-8", "qwen3-8b-eagle3", {"lookahead": 99}, r"lookahead is 99 .give 1 to 32"),
+        ("ascend-a2-8", "qwen3-8b-eagle3", {"fan_out": (2, 1), "lookahead": 3}, r"lists 2 numbers for .*give 4"),
         ("ascend-a2-8", "smollm2-135m", {"speculator": "sd"}, r"has no draft.*take a preset with a draft"),
         ("nvidia-h200-8", "qwen3-8b-eagle3", {"speculator_level": "cluster"}, r"no speculator over 'cluster'.*: node"),
         ("ascend-a3-16", "qwen3-8b-eagle3", {"speculator_level": "nodes"}, r"unknown level 'nodes'.*mean 'node'"),
