@@ -8,11 +8,12 @@
 #   make web      the page in headless Chromium, and the clients people have, in an environment of their own
 #   make audit    known vulnerabilities in what we pin; says so where nobody can be asked
 #   make npu      the NPU backend's tests, on real torch_npu over an emulated CANN; a part of `make test` where it can run
+#   make npu-suites  the engine's and the server's own tests on the emulated NPU: an hour; ARGS="tests/engine/x.py" for less
 #
 # Knobs: NPU=auto|required|off  PYTHON=python3.12  VENV=.venv  MODEL=smollm2-135m-eagle3  HOST=127.0.0.1  PORT=8000  ARGS="more flags of serve"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test lint format slow web audit npu
+.PHONY: help setup serve test lint format slow web audit npu npu-suites
 
 USABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -77,3 +78,6 @@ audit: setup
 
 npu: setup
 	BASE=$(VENV) NPU=$(NPU) sh scripts/npu_lane.sh
+
+npu-suites: setup
+	BASE=$(VENV) NPU=required SUITES="$(or $(ARGS),tests/engine tests/serve/test_live_model.py)" sh scripts/npu_lane.sh

@@ -2,7 +2,7 @@
 # The NPU lane: the NPU suites on the real torch_npu over an emulated CANN. No NPU and no CANN needed.
 #
 #   scripts/npu_lane.sh [extra arguments of pytest]
-#   knobs: VENV=.venv-npu  BASE=.venv  NPU=auto|required|off
+#   knobs: VENV=.venv-npu  BASE=.venv  NPU=auto|required|off  SUITES="what to run instead"
 #
 # The environment is a thin one over BASE (which `make setup` makes): torch_npu wants exactly the torch that is there,
 # and must not be seen by those who do not ask for it, because `import torch` would then look for CANN.
@@ -44,5 +44,7 @@ if [ ! -f "$STAMP" ]; then
   touch "$STAMP"
 fi
 export SSD_NPU_EMULATOR=1 TORCH_DEVICE_BACKEND_AUTOLOAD=0  # pytest may import torch before the package does
-exec "$VENV/bin/python" -m pytest tests/npu tests/backends --device npu --ignore tests/backends/test_cpu_kernels.py \
+SUITES="${SUITES:-tests/npu tests/backends --ignore tests/backends/test_cpu_kernels.py}"
+# shellcheck disable=SC2086  # several words on purpose
+exec "$VENV/bin/python" -m pytest $SUITES --device npu \
   -n 2 --dist loadfile --durations 5 "$@"

@@ -13,10 +13,6 @@ from ssd_ascend.backends.registry import BACKENDS, load_backend
 from ssd_ascend.errors import ConfigError
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--device", default=None, help="run the conformance suite on this backend only")
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" in metafunc.fixturenames:
         only = metafunc.config.getoption("--device", default=None)

@@ -31,8 +31,10 @@ from tests.toys import (
 
 DEVICE = os.environ.get("TEST_DEVICE", "cpu")
 DTYPE = os.environ.get("TEST_DTYPE", "float32")
-"""`TEST_DEVICE=cuda TEST_DTYPE=bfloat16 pytest tests/engine` runs the same tests on a card, whose logits are bitwise
-the same in any batch."""
+"""`pytest tests/engine --device cuda` runs the same tests on a card (in bfloat16), whose logits are bitwise the same in
+any batch; `--device npu` on an NPU, or an emulated one (in float16)."""
+BLOCK = 128 if DEVICE == "npu" else 16
+"""Tokens of a KV block: the edges these tests walk along. An NPU has larger ones only."""
 FAMILIES = {"llama": llama_config, "qwen2": qwen2_config, "qwen3": qwen3_config, "qwen3_moe": qwen3_moe_config}
 
 
@@ -86,8 +88,7 @@ def make_engine(pair: Path, config: SpeculationConfig | None = None, **options: 
                 "model": str(pair / "target"),
                 "dtype": DTYPE,
                 "device": DEVICE,
-                # the edges these tests walk along; an NPU has larger blocks only
-                "block_size": None if options.get("device", DEVICE) == "npu" else 16,
+                "block_size": None if options.get("device", DEVICE) == "npu" else BLOCK,
                 "max_num_seqs": 8,
                 "max_batched_tokens": 256,
                 "num_kv_blocks": 256,
@@ -144,6 +145,12 @@ def prompts_of(lengths: Sequence[int], vocab: int = 24, seed: int = 0) -> list[l
     """Random prompts of these lengths, without the end-of-sequence token."""
     rng = random.Random(seed)
     return [[rng.randrange(3, vocab) for _ in range(length)] for length in lengths]
+
+
+def around(length: int) -> int:
+    """A length that lies around blocks of this device as `length` lies around blocks of 16."""
+    block, inside = divmod(length, 16)
+    return block * BLOCK + inside if inside <= 8 else (block + 1) * BLOCK - (16 - inside)
 
 
 def greedy(max_tokens: int = 24, **options: Any) -> SamplingParams:

@@ -10,6 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from tests.engine.harness import BLOCK, DEVICE, DTYPE
 from tests.serve.conftest import TEMPLATE
 from tests.serve.live import PATIENCE_S, LiveServer
 from tests.serve.test_streams import open_stream
@@ -35,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=sorted(SPECULATORS))
 def live(model: Path, request: pytest.FixtureRequest) -> Iterator[LiveServer]:
-    flags = ("--dtype", "float32", "--threads", "1", "--max-num-seqs", "8", "--num-kv-blocks", "64", "--device", "cpu")
+    flags = ("--dtype", DTYPE, "--threads", "1", "--max-num-seqs", "8", "--num-kv-blocks", "64", "--device", DEVICE)
     with LiveServer("--model", str(model), *flags, *SPECULATORS[request.param], module="ssd_ascend.serve") as server:
         yield server.wait_until_ready()
         server.wait_until_idle()
@@ -90,13 +91,13 @@ def test_seeds(client: openai.OpenAI) -> None:
 
 
 def test_chat_and_prefix_cache(client: openai.OpenAI) -> None:
-    messages = [{"role": "user", "content": "a long story about the the the the the the"}]
+    messages = [{"role": "user", "content": "a long story about" + " the" * BLOCK}]
     asked = {"model": name_of(client), "messages": messages, "max_completion_tokens": 10, "temperature": 0}
     first, second = (client.chat.completions.create(**asked) for _ in range(2))
     assert first.choices[0].message.content == second.choices[0].message.content
     assert second.usage is not None
     assert second.usage.prompt_tokens_details is not None
-    assert second.usage.prompt_tokens_details.cached_tokens >= 16
+    assert second.usage.prompt_tokens_details.cached_tokens >= BLOCK
     assert second.usage.completion_tokens <= 10
 
 
@@ -154,7 +155,7 @@ def test_a_truncated_checkpoint_is_told_in_one_sentence(model: Path, tmp_path: P
     shutil.copytree(model, broken)
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    with LiveServer("--model", str(broken), "--device", "cpu", module="ssd_ascend.serve") as live:
+    with LiveServer("--model", str(broken), "--device", DEVICE, module="ssd_ascend.serve") as live:
         assert live.wait() == 1
     assert live.errors[-1].startswith("ssd_ascend.serve: ")
     assert "model.safetensors" in live.errors[-1]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -83,9 +84,14 @@ class Recorder:
 
 
 class Waits:
-    """How often the host has waited until a stream was empty: what was queued before such a wait is over."""
+    """How often the host has waited until a stream was empty: what was queued before such a wait is over.
+
+    `launching` is held from a graph's launch to its last update: a draft worker may live in a thread beside its target,
+    and all share one update stream.
+    """
 
     def __init__(self) -> None:
+        self.launching = threading.Lock()
         self._counts: dict[int, int] = {}
 
     def wait(self, stream: Any) -> None:
@@ -116,7 +122,10 @@ class NpuGraph:
         the update stream first waits for what was queued before, unless the host has done so since, as it does once a
         step for the verdict.
         """
-        current = torch_npu.npu.current_stream()
+        with self._waits.launching:
+            self._replay(torch_npu.npu.current_stream())
+
+    def _replay(self, current: Any) -> None:
         mark = self._waits.mark(current)
         with trace.span("graph_launch"):
             if self._mark is None or self._mark[0] != mark[0] or self._mark == mark:
