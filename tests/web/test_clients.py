@@ -1,5 +1,6 @@
 """The clients people have, unmodified: a scripted session each of chat, stream, tools, JSON schema, log-probabilities
-and errors, against the real front end. (The official Python client is in `tests/serve/test_openai_client.py`.)"""
+and errors, against the real front end. (More of the official Python client is in `tests/serve/test_openai_client.py`.)
+"""
 
 from __future__ import annotations
 
@@ -45,6 +46,35 @@ def test_openai_for_node(server: LiveServer) -> None:
         "completion": "hihi",
         "error": ["BadRequestError", 400, "temperature"],
     }
+
+
+def test_openai_for_python(server: LiveServer) -> None:
+    """The same session as for Node.js, and the helpers that only this client has."""
+    openai, pydantic = pytest.importorskip("openai"), pytest.importorskip("pydantic")
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+    def asked(script: str, **more: Any) -> dict[str, Any]:
+        return {"model": "parrot", "max_tokens": 250, "messages": [{"role": "user", "content": say(script)}], **more}
+
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+    person = pydantic.create_model("Person", n=(int, ...))
+    chat = client.chat.completions
+    assert [model.id for model in client.models.list()] == ["parrot"]
+    assert chat.create(**asked("hello")).choices[0].message.content == "hello"
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chat.create(**asked("one two", stream=True))]
+    assert "".join(pieces) == "one two"
+    called = chat.create(**asked(CALL, tools=tools)).choices[0]
+    assert called.finish_reason == "tool_calls"
+    assert json.loads(called.message.tool_calls[0].function.arguments) == {"a": 1}
+    with chat.stream(**asked(CALL, tools=tools)) as stream:
+        assert stream.get_final_completion().choices[0].message.tool_calls[0].function.name == "add"
+    assert chat.parse(**asked('{"n": 7}', response_format=person)).choices[0].message.parsed == person(n=7)
+    scored = chat.create(**asked("ab", logprobs=True, top_logprobs=2)).choices[0].logprobs.content
+    assert [(entry.token, len(entry.top_logprobs)) for entry in scored] == [("a", 2), ("b", 2), ("</s>", 2)]
+    assert client.completions.create(model="parrot", prompt="hi", max_tokens=4).choices[0].text == "hihi"
+    with pytest.raises(openai.BadRequestError) as refused:
+        chat.create(**asked("x", temperature=9000))
+    assert (refused.value.status_code, refused.value.param) == (400, "temperature")
 
 
 @pytest.fixture
