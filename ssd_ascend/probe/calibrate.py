@@ -15,6 +15,7 @@ import torch
 from ssd_ascend.backends.base import Backend
 from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.config.topology import Topology
+from ssd_ascend.core.speculation import VerificationOutcome
 from ssd_ascend.distributed.collectives import join_group
 from ssd_ascend.distributed.launch import Meeting, Place, call, lead
 from ssd_ascend.errors import ConfigError, TransportError
@@ -23,14 +24,16 @@ from ssd_ascend.probe.rates import timed, timed_in_a_row
 from ssd_ascend.speculation import worker_process
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.link import make_link
-from ssd_ascend.transport.messages import Request
+from ssd_ascend.transport.messages import Request, Update
 
 _HOST_BYTES: Final = 128 << 20
 _DEVICE_BYTES: Final = 2 << 30
 """Several times what a cache holds."""
 _MATRICES: Final = 4
 _ROWS: Final = 512
-_MESSAGES, _SUMS, _SUM_BYTES, _LARGE_BYTES = 200, 50, 16 << 10, 32 << 20
+_MESSAGES, _LARGE_MESSAGES, _SUMS, _SUM_BYTES, _LARGE_BYTES = 200, 40, 50, 16 << 10, 32 << 20
+_FEATURES, _FEATURE_WIDTH = 128, 3 * 4096
+"""Tokens whose features travel, and numbers of each: an EAGLE-3 head's round with 16 sequences."""
 _START_S: Final = 120.0
 
 
@@ -42,8 +45,10 @@ def measure(topology: Topology) -> Measured:
     with torch.inference_mode():
         figures["memory_gbps"], notes["memory_gbps"] = _streaming(backend, device)
         figures["tflops"], notes["tflops"] = _products(backend, device)
-    figures["message_us"] = _message_us()
+    figures["message_us"], figures["message_gbps"] = _messages()
     notes["message_us"] = "half of a round trip between two processes, packed and unpacked"
+    megabytes = _FEATURES * _FEATURE_WIDTH * 2 >> 20
+    notes["message_gbps"] = f"{megabytes} MB of features there and back, less an empty message"
     links: dict[str, dict[str, float]] = {}
     with contextlib.suppress(ConfigError):  # there is one device only
         backend.device(1)
@@ -95,29 +100,36 @@ def _activations(backend: Backend, dtype: torch.dtype) -> torch.dtype:
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
-def _message_us() -> float:
-    """Microseconds of one message of a greedy round, one way, to a process of its own."""
+def _messages() -> tuple[float, float]:
+    """(microseconds of one message of a greedy round, GB/s of what is in a large one), to a process of its own."""
     with contextlib.closing(make_link()) as link:
         child = worker_process.start(f"{__name__}:echo", {}, link)
         try:
             line = link.accept(_START_S)
             assert line is not None, "a socket pair is there at once"
             with contextlib.closing(line):
-                return _round_trip_s(line) / 2.0 * 1e6
+                empty_s = _round_trip_s(line, Request(number=0), _MESSAGES)
+                features = torch.zeros(_FEATURES, _FEATURE_WIDTH, dtype=torch.bfloat16)
+                outcome = VerificationOutcome(0, 0, 0)
+                update = Update(
+                    outcome=outcome, num_tokens_before=0, new_tokens=[0] * _FEATURES, features=features
+                )  # fmt: skip
+                more_s = _round_trip_s(line, Request(number=0, updates=[update]), _LARGE_MESSAGES) - empty_s
+                return empty_s / 2.0 * 1e6, 2.0 * features.nbytes / max(more_s, 1e-9) / 1e9
         finally:
             child.kill()
             child.wait()
 
 
-def _round_trip_s(line: Transport) -> float:
+def _round_trip_s(line: Transport, message: Request, times: int) -> float:
     taken = []
-    for number in range(_MESSAGES):
+    for _ in range(times):
         began = time.perf_counter()
-        line.send(Request(number=number))
+        line.send(message)
         if line.recv(_START_S) is None:
             raise TransportError(f"the other process said nothing for {_START_S:g} s")
         taken.append(time.perf_counter() - began)
-    return sorted(taken)[_MESSAGES // 2]
+    return sorted(taken)[times // 2]
 
 
 def echo(line: Transport, config: Mapping[str, Any]) -> None:
