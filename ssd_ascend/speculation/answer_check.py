@@ -21,13 +21,15 @@ def check_answer(
     """`TransportError` when it does not fit. after: the last request that was answered; last: the last of all, with the
     sequences it `asked` for."""
     rows, drafts = len(answer.seq_ids), answer.tokens
+    tokens = drafts.flatten().tolist()
     fits = (
         after < answer.number <= last
         and len(answer.sources) == len(answer.num_tokens) == len(answer.has_law) == rows
         and drafts.shape == (rows, lookahead)
         and all(0 <= n <= lookahead for n in answer.num_tokens)
         and all(source in _SOURCES for source in answer.sources)
-        and (rows == 0 or bool(((drafts >= 0) & (drafts < target_vocab)).all()))
+        and min(tokens, default=0) >= 0
+        and max(tokens, default=0) < target_vocab
         and len(set(answer.seq_ids)) == rows
     )
     if fits and answer.number == last:

@@ -83,7 +83,7 @@ class Offer:
 
     num_tokens: int
     source: Source
-    tokens: torch.Tensor
+    tokens: list[int]
     law: torch.Tensor | None
     looked_up: bool
 
@@ -180,7 +180,7 @@ class WorkerClient:
                 del self._open[seq_id]
                 found.add(seq_id)
                 length = update.num_tokens_before + len(update.new_tokens)
-                self._offers[seq_id] = Offer(length, Source.HIT, torch.tensor(drafts), None, looked_up=True)
+                self._offers[seq_id] = Offer(length, Source.HIT, drafts, None, looked_up=True)
                 self.stats.lookups += 1
                 self.stats.hits += 1
         missed = [
@@ -345,7 +345,7 @@ class WorkerClient:
                 continue
             source = Source(message.sources[i])
             if seq_id in self.attached:
-                tokens = message.tokens[i, : message.num_tokens[i]]
+                tokens = message.tokens[i, : message.num_tokens[i]].tolist()
                 self._offers[seq_id] = Offer(asked.num_tokens, source, tokens, law, asked.looked_up)
             self.stats.lookups += asked.looked_up
             self.stats.hits += source is Source.HIT

@@ -80,6 +80,14 @@ class _Going(NamedTuple):
         return self.seq.num_tokens + len(self.new_tokens) - 1
 
 
+class _Place(NamedTuple):
+    """Positions [start, end) of the sequence with this block table."""
+
+    block_table: list[int]
+    start: int
+    end: int
+
+
 class SsdSpeculator:
     """The target's side of `ssd`."""
 
@@ -126,7 +134,7 @@ class SsdSpeculator:
                 self._worker.collect()
         offers = [self._worker.take(row.seq) for row in rows]
         num_tokens = [
-            0 if offer is None else min(offer.tokens.shape[0], row.max_drafts)
+            0 if offer is None else min(len(offer.tokens), row.max_drafts)
             for offer, row in zip(offers, rows, strict=True)
         ]
         looked_up = [offer is not None and offer.looked_up for offer in offers]
@@ -139,25 +147,18 @@ class SsdSpeculator:
         ]
         has_law = [offer is not None and offer.law is not None for offer in offers]
         draft_logits = self._laws(offers, max(num_tokens)) if any(has_law) else None
-        tokens = self._tokens(offers, max(num_tokens))
+        width = max(num_tokens)
+        drafts = [[] if offer is None else offer.tokens[:width] for offer in offers]
+        padded = [own + [0] * (width - len(own)) for own in drafts]
         return Speculation(
-            tokens=tokens,
+            tokens=torch.tensor(padded, dtype=torch.int64),
             num_tokens=num_tokens,
             source=sources,
             draft_logits=draft_logits,
             has_law=has_law,
             looked_up=looked_up,
-            host_tokens=tokens.tolist(),
+            host_tokens=padded,
         )
-
-    def _tokens(self, offers: Rows[Offer | None], width: int) -> torch.Tensor:
-        """int64 [B, width], on the host."""
-        tokens = torch.zeros((len(offers), width), dtype=torch.int64)
-        for i, offer in enumerate(offers):
-            if offer is not None:
-                drafts = offer.tokens[:width]
-                tokens[i, : drafts.shape[0]] = drafts
-        return tokens
 
     def _laws(self, offers: Rows[Offer | None], width: int) -> torch.Tensor:
         """float32 [B, width, V]; rows without a law are never read."""
@@ -187,7 +188,7 @@ class SsdSpeculator:
         attaches = [_attach(one) for one in going if not one.known]
         updates = [_update(one) for one in going if one.known]
         asked = {one.seq.id: Asked(one.seq.num_tokens + len(one.new_tokens), one.known) for one in going}
-        post = partial(self._post, attaches, updates, asked, self._slots(going))
+        post = partial(self._post, attaches, updates, asked, self._places(going))
         if self._worker.look_up(updates) and self._beside is not None and (attaches or self._worker.has_slack):
             self._later = partial(post, self._beside)
         else:
@@ -213,14 +214,15 @@ class SsdSpeculator:
         attaches: list[Attach],
         updates: list[Update],
         asked: dict[int, Asked],
-        slots: dict[int, np.ndarray],
+        places: dict[int, _Place],
         where: Callable[[], AbstractContextManager[Any]],
     ) -> None:
+        slots = self._slots(places)
         features: dict[int, torch.Tensor] = {}
         if self._shares_features:
-            places = {seq_id: torch.from_numpy(own).unsqueeze(1) for seq_id, own in slots.items()}
-            attaches = [replace(attach, slots=places[attach.seq_id]) for attach in attaches]
-            updates = [replace(update, slots=places[update.outcome.seq_id]) for update in updates]
+            rows = {seq_id: torch.from_numpy(own).unsqueeze(1) for seq_id, own in slots.items()}
+            attaches = [replace(attach, slots=rows[attach.seq_id]) for attach in attaches]
+            updates = [replace(update, slots=rows[update.outcome.seq_id]) for update in updates]
         else:
             with where():
                 features = self._read_features(slots)
@@ -229,13 +231,19 @@ class SsdSpeculator:
             updates = [replace(update, features=features[update.outcome.seq_id]) for update in updates]
         self._worker.post(attaches, updates, asked)
 
-    def _slots(self, going: Rows[_Going]) -> dict[int, np.ndarray]:
+    def _places(self, going: Rows[_Going]) -> dict[int, _Place]:
         """Where the features lie that each message carries, by sequence; {} where none are wanted. They stay there
         while the next step runs, which writes behind them."""
-        reader = self._features
-        if reader is None or reader.features is None:
+        if self._features is None or self._features.features is None:
             return {}
-        return {one.seq.id: reader.slots(one.seq.block_table, one.start, one.end) for one in going}
+        return {one.seq.id: _Place(list(one.seq.block_table), one.start, one.end) for one in going}
+
+    def _slots(self, places: dict[int, _Place]) -> dict[int, np.ndarray]:
+        """Rows of the store, by sequence."""
+        if not places:
+            return {}
+        assert self._features is not None
+        return {seq_id: self._features.slots(*place) for seq_id, place in places.items()}
 
     def _read_features(self, slots: dict[int, np.ndarray]) -> dict[int, torch.Tensor]:
         """By sequence, read together: one look-up, and one copy to where messages are packed."""
