@@ -107,7 +107,8 @@ def _add_speculation_arguments(group: argparse._ArgumentGroup) -> None:
         group, "--speculators", type=_names, metavar="HOST:PORT,...",
         help="draft on these (started with ssd_ascend.speculate) instead of in a worker of our own",
     )  # fmt: skip
-    _flag(group, "--worker", choices=("process", "thread", "inprocess"), help="where an ssd drafter lives")
+    _flag(group, "--worker", choices=("auto", "process", "thread", "inprocess"), help="where an ssd drafter lives "
+          "(default auto: a thread where that is faster on one device, else a process)")  # fmt: skip
     _flag(group, "--worker-line", choices=("socket", "device"), help="what carries its messages (default: socket)")
 
 

@@ -27,6 +27,7 @@ class Capabilities:
     row in a verify batch (lookahead + 1), None when unlimited. row_invariant: a token's logits are bitwise the same
     whatever the number of rows beside it. host_memory: the device's memory is the host's, which others need too.
     wide_activations: with 16-bit weights everything else is float32, at no cost: linears take float32 beside them.
+    streams_overlap: two streams of one process run side by side, where two processes take turns.
     padded_graphs: padding costs next to nothing, so one graph serves many sizes; else each size has its own.
     """
 
@@ -40,6 +41,7 @@ class Capabilities:
     row_invariant: bool
     host_memory: bool = False
     wide_activations: bool = False
+    streams_overlap: bool = False
     padded_graphs: bool = True
 
 

@@ -21,8 +21,9 @@ class SpeculationConfig:
     1, or "auto". `on_miss` is what an `ssd` row gets when the cache did not foresee its outcome. `cache_bias` is C of
     cache-aware sampling (Saguaro, arXiv 2603.03251 definition 14): 1 leaves the draft law alone. `draft_temperature`
     None uses the request's. `draft_threads` None gives the worker half of the target's CPU threads. `worker` "process"
-    gives the drafter a process of its own, "thread" a thread of ours and a stream of its own on our device;
-    `worker_line` says what carries its messages. `speculators` (each "host:port") draft instead of a worker of our own.
+    gives the drafter a process of its own, "thread" a thread of ours and a stream of its own on our device; "auto" is a
+    thread where target and draft share a device whose streams run side by side. `worker_line` says what carries a
+    process's messages. `speculators` (each "host:port") draft instead of a worker of our own.
     """
 
     speculator: str = "none"
@@ -38,7 +39,7 @@ class SpeculationConfig:
     draft_threads: int | None = None
     draft_rope: Literal["draft", "target", "auto"] = "draft"
     branch_lowering: Literal["auto", "tree_mask", "rows"] = "auto"
-    worker: Literal["process", "thread", "inprocess"] = "process"
+    worker: Literal["auto", "process", "thread", "inprocess"] = "auto"
     worker_line: Literal["socket", "device"] = "socket"
     worker_timeout_s: float = 10.0
     draft_kv_blocks: int | None = None

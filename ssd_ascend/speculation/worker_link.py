@@ -46,7 +46,7 @@ def make_link(side: TargetSide) -> WorkerLink:
     """A link to a worker of our own. Waits for a first worker; ConfigError when none comes up."""
     if side.setup.config.worker == "inprocess":
         return InProcessLink(side)
-    if side.setup.config.worker == "thread":
+    if _lives_in_a_thread(side.setup):
         return _in_a_thread(side)
     supervisor = WorkerSupervisor(
         _ENTRY, _to_json(side), check_hello=_checks(side.setup), new_link=_device_line(side.setup)
@@ -63,7 +63,8 @@ def shares_features(setup: DraftSetup) -> bool:
     config = setup.config
     return (
         config.worker_line == "device"
-        and config.worker == "process"
+        and config.worker != "inprocess"
+        and not _lives_in_a_thread(setup)
         and setup.target.feature_width > 0
         and isinstance(setup.backend, SharingBackend)
         and _draft_device(setup)[0] == setup.backend.name
@@ -98,6 +99,18 @@ def _draft_device(setup: DraftSetup) -> tuple[str, int]:
 def build_drafter(kind: DrafterKind, setup: DraftSetup) -> Drafter:
     """Load the drafter, with room for the branches that the configuration asks for."""
     return kind.build(replace(setup, width=make_fan_out(setup.config.fan_out, setup.lookahead).width))
+
+
+def _lives_in_a_thread(setup: DraftSetup) -> bool:
+    """Whether the worker is one of our threads: told so, or left to us where a thread beside the target is faster."""
+    config = setup.config
+    if config.worker != "auto":
+        return config.worker == "thread"
+    ours = (setup.backend.name, setup.device.index or 0)
+    alone = (
+        setup.share is not None and config.worker_line == "socket"
+    )  # a target of one rank, and no line was asked for
+    return alone and setup.backend.capabilities.streams_overlap and _draft_device(setup) == ours
 
 
 def _in_a_thread(side: TargetSide) -> ThreadLink:

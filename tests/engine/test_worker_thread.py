@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ssd_ascend.backends.registry import load_backend
+from ssd_ascend.engine import builder
 from ssd_ascend.errors import ConfigError, TransportError
+from ssd_ascend.speculation import worker_link
 from ssd_ascend.speculation.drafters.paged import PagedDrafter
 from ssd_ascend.speculation.drafters.trunk import Trunk
+from ssd_ascend.speculation.worker_link import InProcessLink
 from ssd_ascend.transport.messages import Request, Shutdown
 from ssd_ascend.transport.queues import QueueTransport
 from tests.engine.harness import drive, greedy, make_engine, run, speculation
@@ -90,3 +95,29 @@ def test_the_line_bounds_every_wait_and_tells_of_its_end() -> None:
     for attempt in (lambda: theirs.recv(0.0), lambda: theirs.send(Shutdown()), lambda: ours.recv(0.0)):
         with pytest.raises(TransportError, match="closed by"):
             attempt()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_left_to_us_it_is_a_thread_where_streams_overlap(
+    pair: Path, monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    backend = load_backend("cpu")
+    monkeypatch.setattr(builder, "load_backend", lambda name: backend)
+    monkeypatch.setattr(backend, "capabilities", replace(backend.capabilities, streams_overlap=overlap))
+    started: list[str] = []
+    monkeypatch.setattr(worker_link, "_in_a_thread", lambda side: started.append("thread") or InProcessLink(side))
+    monkeypatch.setattr(worker_link, "WorkerSupervisor", lambda *args, **kwargs: started.append("process") or Ready())
+    make_engine(pair, speculation(pair, "ssd", worker="auto"), device="cpu").close()
+    assert started == ["thread" if overlap else "process"]
+
+
+class Ready:
+    """A supervisor whose worker never comes into service."""
+
+    restarts = 0
+
+    def wait_ready(self, *args: Any, **kwargs: Any) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Nothing was started."""

@@ -81,7 +81,7 @@ class PagedAttention:
         short = [
             (q, kv) for q, kv in zip(meta.query_lens_host, meta.kv_lens_host, strict=True) if 0 < q <= longest and kv
         ]
-        block_m = self._block_rows(max((q for q, _ in short), default=1), masked=meta.tree_mask is not None)
+        block_m = self._block_rows(max((q for q, _ in short), default=1))
         max_tiles = max((triton.cdiv(kv, self._tile) for _, kv in short), default=1)
         per_block = block_m // self._group
         work = sum(triton.cdiv(q, per_block) * triton.cdiv(kv, self._tile) for q, kv in short)
@@ -146,13 +146,12 @@ class PagedAttention:
             self._whole(q, kv, out, step)
         return out
 
-    def _block_rows(self, queries: int, *, masked: bool) -> int:
-        """Rows of a block of queries times heads: the work of one program. Bits do not depend on it.
+    def _block_rows(self, queries: int) -> int:
+        """Rows of a block of queries times heads: the work of one program.
 
-        Under a mask they are few, and programs many: a program reads its part of the mask number by number.
+        At most 32: blocks of 64 would take the other kind of tensor core instructions (docs/performance.md, exactness).
         """
-        most = 32 if masked else 64 if self.spec.dtype.itemsize <= 2 else 32
-        return max(self._group_floor(), min(most, triton.next_power_of_2(queries * self._group)))
+        return max(self._group_floor(), min(32, triton.next_power_of_2(queries * self._group)))
 
     def _group_floor(self) -> int:
         return max(16, triton.next_power_of_2(self._group))

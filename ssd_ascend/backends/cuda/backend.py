@@ -50,6 +50,7 @@ class CudaBackend:
             dtypes=(torch.bfloat16, torch.float16, torch.float32),
             max_verify_tokens=None,
             row_invariant=True,
+            streams_overlap=True,
         )
 
     def device(self, index: int) -> torch.device:
