@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,6 +136,23 @@ def test_a_target_uses_two_speculators_and_outlives_either(pair: Path) -> None:
                 engine.step()
             assert drive(engine, PROMPTS, greedy(40)).tokens == plain.tokens
         engine.close()
+
+
+def test_five_speculators_share_one_targets_sequences(pair: Path) -> None:
+    """Beyond four: each sequence is with one of them, all are used, and tokens stay plain decoding's."""
+    plain = run(pair, PROMPTS, greedy(40))
+    with ExitStack() as stack:
+        services = [stack.enter_context(speculator(pair)) for _ in range(5)]
+        engine = make_engine(pair, remote(pair, *services))
+        try:
+            assert drive(engine, PROMPTS, greedy(40)).tokens == plain.tokens
+            pool: Any = engine._speculator._worker  # type: ignore[attr-defined]
+            submit(engine)
+            step_until(engine, lambda: all(client.attached for client in pool._clients), "all five used")
+            held = [set(client.attached) for client in pool._clients]
+            assert sum(map(len, held)) == len(set().union(*held))
+        finally:
+            engine.close()
 
 
 def test_a_speculator_may_come_after_the_target(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
