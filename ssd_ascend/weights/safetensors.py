@@ -75,6 +75,10 @@ class SafetensorsSource:
             raise ConfigError(
                 f"{file} is not a complete safetensors file: {error}", remedy="download it again"
             ) from error
+        except RuntimeError as error:  # how torch says that a mapping was refused
+            raise ConfigError(
+                f"cannot map {file}: {error}", remedy="give this machine more memory, or lift its limit (ulimit -v)"
+            ) from error
         self._handles[file] = handle
         return {name: _info(handle.get_slice(name), name, file) for name in handle.keys()}  # noqa: SIM118  not a dict
 

@@ -225,3 +225,13 @@ def test_all_end_of_sequence_ids_are_found(tmp_path: Path) -> None:
     assert read_config(tmp_path).eos_token_ids == (2,)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 7, 8]}')
     assert read_config(tmp_path).eos_token_ids == (2, 7, 8)
+
+
+def test_a_file_that_cannot_be_mapped_says_what_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_checkpoint(tmp_path, CONFIG) / "model.safetensors"
+
+    def refused(path: Path, framework: str) -> None:
+        raise RuntimeError(f"unable to mmap 61066786840 bytes from file <{path}>: Cannot allocate memory (12)")
+
+    monkeypatch.setattr("ssd_ascend.weights.safetensors.safe_open", refused)
+    assert f"cannot map {file}: unable to mmap" in complaint(tmp_path)
