@@ -6,7 +6,6 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,14 +21,6 @@ from ssd_ascend.backends.cpu.ops import PlainOps
 from tests.backends.conformance import close, expected, make_case, run_case, spec_of
 
 needs_kernels = pytest.mark.skipif(native.load() is None, reason="no C++ compiler here")
-
-
-@pytest.fixture
-def fresh_load() -> Iterator[None]:
-    """`native.load` decides anew, and forgets afterwards."""
-    library.load.cache_clear()
-    yield
-    library.load.cache_clear()
 
 
 def compiler(folder: Path, script: str) -> str:
@@ -66,7 +57,6 @@ def test_folder_that_cannot_be_made(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert "plain torch" in caplog.text
 
 
-@pytest.mark.usefixtures("fresh_load")
 def test_backend_answers_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSD_CPU_KERNELS", "0")
     backend = CpuBackend()
@@ -74,6 +64,8 @@ def test_backend_answers_without_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not backend.capabilities.row_invariant
     case = make_case(spec_of(4, 2, 64, 16, torch.float32), ((3, 20), (1, 5)))
     close(run_case(backend, case), expected(case), torch.float32)
+    monkeypatch.delenv("SSD_CPU_KERNELS")
+    assert library.load() is native.load(), "switched on again, and built once"
 
 
 @needs_kernels

@@ -108,10 +108,14 @@ def load_from(folder: Path, compilers: tuple[str, ...] = COMPILERS) -> Library |
         return None
 
 
-@lru_cache(maxsize=1)
 def load() -> Library | None:
     """The kernels of this machine, compiled at first use; None when switched off or impossible."""
     if not env.cpu_kernels():
         log.info("CPU kernels switched off %s", fields(SSD_CPU_KERNELS=0))
         return None
-    return load_from(env.cache_home() / "ssd_ascend" / "kernels")
+    return _load_once(env.cache_home() / "ssd_ascend" / "kernels")
+
+
+@lru_cache(maxsize=1)
+def _load_once(folder: Path) -> Library | None:
+    return load_from(folder)
