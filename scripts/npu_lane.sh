@@ -44,7 +44,9 @@ if [ ! -f "$STAMP" ]; then
   touch "$STAMP"
 fi
 export SSD_NPU_EMULATOR=1 TORCH_DEVICE_BACKEND_AUTOLOAD=0  # pytest may import torch before the package does
-SUITES="${SUITES:-tests/npu tests/backends --ignore tests/backends/test_cpu_kernels.py}"
+EXACT=tests/engine/test_exactness.py  # of the engine's own tests a slice; all of them are `make npu-suites`
+SLICE="$EXACT::test_preemption_loses_nothing $EXACT::test_prefix_hits_and_chunks tests/engine/test_eagle3_indices.py"
+SUITES="${SUITES:-tests/npu tests/backends $SLICE --ignore tests/backends/test_cpu_kernels.py}"
 # shellcheck disable=SC2086  # several words on purpose
 exec "$VENV/bin/python" -m pytest $SUITES --device npu \
   -n 2 --dist loadfile --durations 5 "$@"

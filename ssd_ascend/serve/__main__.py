@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import sys
@@ -27,6 +28,7 @@ def main(argv: Sequence[str] | None = None, *, engine_command: Sequence[str] | N
 
             launch(args, given, _announce)
             return 0
+        _check_device_without_model(args)
         config, serving = engine_config(args), server_config(args)
         if config.tensor_parallel > 1:
             from ssd_ascend.engine.rank import follow  # torch: only who may be one of several ranks needs it here
@@ -46,6 +48,16 @@ def main(argv: Sequence[str] | None = None, *, engine_command: Sequence[str] | N
         print(f"ssd_ascend.serve: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _check_device_without_model(args: argparse.Namespace) -> None:
+    """Who names a device and no model yet hears first what the device lacks: without it a model is of no use."""
+    given = vars(args)
+    device = given.get("device") or env.device()
+    if device is not None and not (given.get("model") or env.target_model()):
+        from ssd_ascend.backends.registry import load_backend  # torch, which the front end does not need
+
+        load_backend(device)
 
 
 def _announce(line: str) -> None:

@@ -127,3 +127,15 @@ def test_without_npu_and_emulator_one_sentence_says_what_to_do() -> None:
     (sentence,) = done.stdout.splitlines()
     assert "CANN toolkit is missing" in sentence
     assert "SSD_NPU_EMULATOR=1" in sentence
+
+
+def test_the_server_says_so_before_it_asks_for_a_model() -> None:
+    names = ("SSD_", "ASCEND_", "TORCH_", "TASK_")
+    bare = {name: value for name, value in os.environ.items() if not name.startswith(names)}
+    command = [sys.executable, "-m", "ssd_ascend.serve"]
+    environment = bare | {"SSD_DEVICE": "npu", "SSD_LOG_LEVEL": "WARNING"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith("ssd_ascend.serve: torch_npu does not load, so the CANN toolkit is missing")
+    assert "SSD_NPU_EMULATOR=1" in sentence
