@@ -82,6 +82,12 @@ def side_by_side_us(one: Forward, other: Forward) -> float:
     return one.total_us + other.total_us - min(one.idle_us, other.idle_us)
 
 
+def told_ahead_us(verify_us: float, wide_us: float, message_us: float) -> float:
+    """A round in which the target looks up what it was told before. What follows an outcome is asked for when that
+    outcome is known and needed one round later, so the way there and back and both sides' work share two rounds."""
+    return max(verify_us, wide_us, (verify_us + wide_us + message_us) / 2.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """One packed message each way for every speculator; the bytes are of all of them together."""
@@ -161,15 +167,15 @@ class Cost:
         return self._speed("sd", us + self.rates.round_us, self.load.tokens_per_round)
 
     def hit_us(self, draft: Shape, speculators: int, level: str) -> float:
-        """A round whose outcomes were all foreseen. Greedy drafts are told ahead, so messages are on the speculator's
-        side of the race; a law has to be asked for, and waited for, after the verdict."""
+        """A round whose outcomes were all foreseen. Greedy drafts are told ahead (`told_ahead_us`); a law is asked for,
+        and waited for, after the verdict."""
         verify, wide = self.verify(self.load.lookahead + 1), self.branching(draft, -(-self.load.batch // speculators))
         message_us = self.message(draft, speculators, level).us
         if self.rates.shares_host:
             return side_by_side_us(verify, wide) + message_us + self.rates.round_us
         if self.load.sampled:
             return max(verify.total_us, wide.total_us) + message_us + self.rates.round_us
-        return max(verify.total_us, wide.total_us + message_us) + self.rates.round_us
+        return told_ahead_us(verify.total_us, wide.total_us, message_us) + self.rates.round_us
 
     def ahead(self, draft: Shape, speculators: int, level: str) -> Speed:
         """Speculating during verification. A row the cache did not foresee declines, or its drafting is waited for;

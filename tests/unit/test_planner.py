@@ -16,7 +16,7 @@ from ssd_ascend.config.plan import Plan, Wish
 from ssd_ascend.config.preset import Preset
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.planner import make_plan
-from ssd_ascend.planner.cost import Cost, Load, forward
+from ssd_ascend.planner.cost import Cost, Load, forward, told_ahead_us
 from ssd_ascend.planner.rates import rates_of
 from ssd_ascend.planner.shapes import causal_shape, draft_shape, eagle3_shape
 from ssd_ascend.planner.table import BEGIN, END, plans_table
@@ -329,7 +329,7 @@ def test_a_missed_row_declines_or_waits_whichever_is_faster() -> None:
             one = cost(hit_rate=hit_rate, batch=batch)
             speed = one.ahead(draft, 1, "node")
             verify, wide = one.verify(4).total_us, one.branching(draft, batch).total_us
-            base = max(verify, wide + one.message(draft, 1, "node").us) + one.rates.round_us
+            base = told_ahead_us(verify, wide, one.message(draft, 1, "node").us) + one.rates.round_us
             tokens = one.load.tokens_per_round
             declines = batch * (hit_rate * tokens + 1 - hit_rate) / base
             waits = batch * tokens / (base + (1 - hit_rate**batch) * one.drafting(draft, batch).total_us)
@@ -338,14 +338,17 @@ def test_a_missed_row_declines_or_waits_whichever_is_faster() -> None:
 
 
 def test_what_is_told_ahead_needs_no_message_after_the_verdict() -> None:
-    """Greedy: the message races the verification. Sampled: the law is asked for once the verdict is known."""
+    """Greedy: two rounds share the way there and back. Sampled: the law is asked for once the verdict is known."""
     greedy, sampled = cost(), cost(sampled=True)
     assert greedy.draft is not None
-    for one, after in ((greedy, 0.0), (sampled, 1.0)):
+    for one in (greedy, sampled):
         verify, wide = one.verify(4).total_us, one.branching(greedy.draft, one.load.batch).total_us
         message = one.message(greedy.draft, 1, "node").us
-        before = max(verify, wide + (1.0 - after) * message)
-        assert one.hit_us(greedy.draft, 1, "node") == pytest.approx(before + after * message + one.rates.round_us)
+        expected = max(verify, wide) + message if one is sampled else told_ahead_us(verify, wide, message)
+        assert one.hit_us(greedy.draft, 1, "node") == pytest.approx(expected + one.rates.round_us)
+    assert told_ahead_us(10.0, 4.0, 1.0) == 10.0  # hidden
+    assert told_ahead_us(4.0, 10.0, 1.0) == 10.0  # the speculator is the slower one
+    assert told_ahead_us(2.0, 4.0, 94.0) == 50.0  # the way is: half of all three
 
 
 def test_a_kernel_that_hides_nothing_pays_for_reading_and_multiplying() -> None:
