@@ -84,9 +84,7 @@ def _pairs(args: argparse.Namespace) -> tuple[str, ...]:
     return args.pairs or (_TINY if args.tiny else _PAIRS)
 
 
-def schedule(
-    args: argparse.Namespace, *, device_lines: bool = False, shared_features: bool = False
-) -> list[list[Job]]:
+def schedule(args: argparse.Namespace, *, device_lines: bool = False, shared_features: bool = False) -> list[list[Job]]:
     """The jobs of each process, the most valuable first. A target's plain decoding is measured once.
 
     device_lines: whether messages can also go over the devices themselves; shared_features: whether features can.
@@ -99,8 +97,10 @@ def schedule(
         modes = [mode for mode in args.modes if mode != "none" or target not in decoded]
         decoded.add(target)
         jobs = [Job(pair=name, speculator=mode) for mode in modes]
-        if "ssd" in modes and (device_lines or (shared_features and find_pair(name).draft is None)):
+        if "ssd" in modes and device_lines:
             jobs.append(Job(pair=name, speculator="ssd", line="device"))
+        elif "ssd" in modes and shared_features and find_pair(name).draft is None:
+            jobs.append(Job(pair=name, speculator="ssd", line="socket"))  # to compare: else they stay where they are
         if "sd" in args.modes:
             jobs += [Job(pair=name, speculator="sd", lookahead=k) for k in args.sd_lookaheads]
         groups.append(jobs)

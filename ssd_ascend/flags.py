@@ -109,7 +109,8 @@ def _add_speculation_arguments(group: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
     _flag(group, "--worker", choices=("auto", "process", "thread", "inprocess"), help="where an ssd drafter lives "
           "(default auto: a thread where that is faster on one device, else a process)")  # fmt: skip
-    _flag(group, "--worker-line", choices=("socket", "device"), help="what carries its messages (default: socket)")
+    _flag(group, "--worker-line", choices=("auto", "socket", "device"), help="what carries its messages (default auto: "
+          "a socket; features stay on the device where the worker's can read them there)")  # fmt: skip
 
 
 _SPECULATION_FIELDS = frozenset(SpeculationConfig.__dataclass_fields__)

@@ -23,7 +23,9 @@ class SpeculationConfig:
     None uses the request's. `draft_threads` None gives the worker half of the target's CPU threads. `worker` "process"
     gives the drafter a process of its own, "thread" a thread of ours and a stream of its own on our device; "auto" is a
     thread where target and draft share a device whose streams run side by side. `worker_line` says what carries a
-    process's messages. `speculators` (each "host:port") draft instead of a worker of our own.
+    process's messages: "auto" is a socket, and features stay where they are if devices read one another's memory;
+    "device" carries all over the devices, or asks for as much of it as they can do. `speculators` (each "host:port")
+    draft instead of a worker of our own.
     """
 
     speculator: str = "none"
@@ -40,7 +42,7 @@ class SpeculationConfig:
     draft_rope: Literal["draft", "target", "auto"] = "draft"
     branch_lowering: Literal["auto", "tree_mask", "rows"] = "auto"
     worker: Literal["auto", "process", "thread", "inprocess"] = "auto"
-    worker_line: Literal["socket", "device"] = "socket"
+    worker_line: Literal["auto", "socket", "device"] = "auto"
     worker_timeout_s: float = 10.0
     draft_kv_blocks: int | None = None
     speculators: tuple[str, ...] = ()

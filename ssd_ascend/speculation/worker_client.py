@@ -20,6 +20,7 @@ from ssd_ascend.core.speculation import Source
 from ssd_ascend.core.stats import SpeculationStats
 from ssd_ascend.errors import TransportError
 from ssd_ascend.speculation.answer_check import check_answer
+from ssd_ascend.speculation.pulse import Pulse
 from ssd_ascend.speculation.recent import Recent
 from ssd_ascend.speculation.told_ahead import ToldAhead
 from ssd_ascend.transport.base import Transport
@@ -30,11 +31,8 @@ _PATIENCE_LEAST_S = 0.05
 _PATIENCE_FACTOR = 4.0
 """A step waits this many times as long as answers usually take, then goes on without: a worker that reads somebody's
 long prompt must not hold up everybody else. Until an answer came back, the next one is only polled for."""
-
-
 _BUSY_FACTOR = 6.0
 """A worker that computes may be silent for so many times longer than one that does not."""
-_WORK_WINDOW_S = 0.5
 _SLACK_S = 1e-3
 """A worker that idles for longer in every round can be told of a step a little later."""
 
@@ -120,9 +118,7 @@ class WorkerClient:
         self._is_late = False
         """The answer was waited for in vain; so it is polled for, until the worker is heard of again."""
         self._last_heard_s = 0.0
-        self._work_seen = (0.0, 0.0)
-        """When the worker's processor time was last read, and what it was."""
-        self._was_working = False
+        self._pulse = Pulse()
         self._posted_s: dict[int, float] = {}
         """When the requests went out that are not answered yet."""
         self._ahead = ToldAhead(target_vocab=target_vocab, lookahead=lookahead)
@@ -197,6 +193,11 @@ class WorkerClient:
         idle_s = self._idle_s.typical
         return idle_s is not None and idle_s > _SLACK_S
 
+    @property
+    def reads_features(self) -> bool:
+        """See `Hello.reads_features`; of the worker in service."""
+        return self._worker is not None and self._worker.hello.reads_features
+
     def post(self, attaches: list[Attach], updates: list[Update], asked: Mapping[int, Asked]) -> None:
         """Send the outcomes of a step; the worker answers for every sequence in `asked`."""
         found, self._found = self._found, set()
@@ -259,7 +260,7 @@ class WorkerClient:
 
     @property
     def _patience_s(self) -> float:
-        """What is left of the time that an answer to the last request may take."""
+        """What is left of the time that the answer may take."""
         usual_s = self._usual_s.typical
         if usual_s is None:
             return _PATIENCE_MOST_S
@@ -353,17 +354,10 @@ class WorkerClient:
     def _note_silence(self) -> None:
         self._is_late = True
         silent_s = time.monotonic() - self._last_heard_s
-        allowed_s = self._silence_s if not self._is_working() else _BUSY_FACTOR * self._silence_s
+        is_working = self._pulse.beats(time.monotonic(), self._link.work_s)
+        allowed_s = _BUSY_FACTOR * self._silence_s if is_working else self._silence_s
         if silent_s > allowed_s:
             self._lose(f"no answer for {silent_s:.1f} s")
-
-    def _is_working(self) -> bool:
-        """Whether the silent worker uses its processor: one that is busy is late, one that does not is stuck."""
-        elapsed_s = time.monotonic() - self._work_seen[0]
-        if elapsed_s > _WORK_WINDOW_S and (work_s := self._link.work_s) is not None:
-            self._was_working = work_s - self._work_seen[1] > 0.05 * elapsed_s
-            self._work_seen = (self._work_seen[0] + elapsed_s, work_s)
-        return self._was_working
 
     def _lose(self, reason: str) -> None:
         assert self._worker is not None

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from ssd_ascend.backends.base import MeetingBackend, SharingBackend
+from ssd_ascend.backends.base import Backend, MeetingBackend, SharingBackend
 from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.config.speculation import SpeculationConfig
-from ssd_ascend.errors import ConfigError
+from ssd_ascend.errors import ConfigError, TransportError
 from ssd_ascend.log import get_logger
 from ssd_ascend.runtime.threads import settle_threads
 from ssd_ascend.speculation.base import Drafter
@@ -58,17 +58,12 @@ def make_link(side: TargetSide) -> WorkerLink:
     return supervisor
 
 
-def shares_features(setup: DraftSetup) -> bool:
-    """Whether a worker of our own reads the target's features in the target's memory, instead of being sent them."""
-    config = setup.config
-    return (
-        config.worker_line == "device"
-        and config.worker != "inprocess"
-        and not _lives_in_a_thread(setup)
-        and setup.target.feature_width > 0
-        and isinstance(setup.backend, SharingBackend)
-        and _draft_device(setup)[0] == setup.backend.name
-    )
+def _shared_features(side: TargetSide) -> str | None:
+    """What a worker needs to read the target's features in the target's memory; None where they are sent to it."""
+    setup, store = side.setup, None if side.features is None else side.features.features
+    if store is None or setup.config.worker_line == "socket" or _draft_device(setup)[0] != setup.backend.name:
+        return None
+    return setup.backend.share(store) if isinstance(setup.backend, SharingBackend) else None
 
 
 def _device_line(setup: DraftSetup) -> Callable[[int], Link] | None:
@@ -107,9 +102,8 @@ def _lives_in_a_thread(setup: DraftSetup) -> bool:
     if config.worker != "auto":
         return config.worker == "thread"
     ours = (setup.backend.name, setup.device.index or 0)
-    alone = (
-        setup.share is not None and config.worker_line == "socket"
-    )  # a target of one rank, and no line was asked for
+    # a target of one rank, and no line over devices was asked for
+    alone = setup.share is not None and config.worker_line != "device"
     return alone and setup.backend.capabilities.streams_overlap and _draft_device(setup) == ours
 
 
@@ -165,6 +159,7 @@ def hello_of(drafter: Drafter, setup: DraftSetup) -> Hello:
         lookahead=setup.lookahead,
         drafter=setup.config.drafter,
         to_target=drafter.to_target,
+        reads_features=setup.feature_store is not None and drafter.wants_features,
     )
 
 
@@ -192,9 +187,7 @@ def serve_worker(transport: Transport, config: Mapping[str, Any]) -> None:
     if isinstance(speculation["fan_out"], list):
         speculation["fan_out"] = tuple(speculation["fan_out"])
     device = backend.device(config["device_index"])
-    store = None
-    if config["feature_store"] is not None and isinstance(backend, SharingBackend):
-        store = backend.open_shared(config["feature_store"], device)
+    store = _open_store(backend, device, config["feature_store"])
     setup = DraftSetup(
         backend=backend,
         device=device,
@@ -213,12 +206,8 @@ def serve_worker(transport: Transport, config: Mapping[str, Any]) -> None:
 
 def _to_json(side: TargetSide) -> dict[str, Any]:
     """What `serve_worker` needs, as JSON can hold it."""
-    setup, store = side.setup, None if side.features is None else side.features.features
+    setup = side.setup
     kind, index = _draft_device(setup)
-    shared = None
-    if store is not None and shares_features(setup):
-        assert isinstance(setup.backend, SharingBackend)
-        shared = setup.backend.share(store)
     return {
         "device": kind,
         "device_index": index,
@@ -226,8 +215,19 @@ def _to_json(side: TargetSide) -> dict[str, Any]:
         "speculation": dataclasses.asdict(setup.config),
         "target": dataclasses.asdict(setup.target),
         "path": None if setup.path is None else str(setup.path),
-        "feature_store": shared,
+        "feature_store": _shared_features(side),
     }
+
+
+def _open_store(backend: Backend, device: torch.device, text: str | None) -> torch.Tensor | None:
+    """The target's features where they are, if they can be read here; else they are sent, which costs time only."""
+    if text is None or not isinstance(backend, SharingBackend):
+        return None
+    try:
+        return backend.open_shared(text, device)
+    except TransportError as error:
+        log.warning("features travel with the messages: %s", error)
+        return None
 
 
 def _checks(setup: DraftSetup) -> Callable[[Hello], None]:

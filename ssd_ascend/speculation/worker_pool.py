@@ -105,6 +105,11 @@ class WorkerPool:
         """True when all have."""
         return all(client.has_slack for client in self._ready)
 
+    @property
+    def reads_features(self) -> bool:
+        """Never: only a worker of the target's own can."""
+        return False
+
     def listen(self, until_s: float) -> None:
         """See `WorkerClient.listen`."""
         for client in self._ready:

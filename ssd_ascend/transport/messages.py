@@ -36,6 +36,8 @@ class Hello:
     to_target: torch.Tensor | None = None
     target: str = ""
     max_model_len: int = 0
+    reads_features: bool = False
+    """Worker only: it reads the target's features where they are, and wants their places instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

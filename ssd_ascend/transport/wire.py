@@ -94,7 +94,7 @@ def decode(frame: bytearray, *, limit: int = MAX_MESSAGE_BYTES) -> Message:
 
 def _put_hello(w: FrameWriter, hello: Hello) -> None:
     w.words += (hello.version, hello.target_vocab, hello.draft_vocab, hello.feature_width, hello.lookahead)
-    w.words.append(hello.max_model_len)
+    w.words += (hello.max_model_len, int(hello.reads_features))
     w.text(hello.drafter)
     w.text(hello.target)
     w.tensor(hello.to_target)
@@ -107,6 +107,7 @@ def _get_hello(r: FrameReader) -> Hello:
     feature_width = r.word("feature_width", 0, _MAX_ID)
     lookahead = r.word("lookahead", 0, _MAX_ID)
     max_model_len = r.word("max_model_len", 0, _MAX_ID)
+    reads_features = bool(_flag(r, "reads_features"))
     drafter = r.text("drafter", _MAX_NAME_BYTES)
     target = r.text("target", _MAX_NAME_BYTES)
     to_target = r.tensor("to_target", _IDS, (draft_vocab,))
@@ -122,6 +123,7 @@ def _get_hello(r: FrameReader) -> Hello:
         to_target=to_target,
         target=target,
         max_model_len=max_model_len,
+        reads_features=reads_features,
     )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from ssd_ascend.errors import TransportError
 from ssd_ascend.speculation.setup import TargetSide
 from ssd_ascend.speculation.worker_client import Worker
-from ssd_ascend.speculation.worker_link import InProcessLink
+from ssd_ascend.speculation.worker_link import InProcessLink, _open_store
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.messages import Message, Request
 from tests.engine.harness import Run, greedy, prompts_of, run, speculation
@@ -52,7 +55,6 @@ def served(monkeypatch: pytest.MonkeyPatch, pair: Path, *, shared: bool, graphs:
 
     with monkeypatch.context() as patch:
         patch.setattr("ssd_ascend.speculation.speculators.ssd.make_link", make_link)
-        patch.setattr("ssd_ascend.speculation.speculators.ssd.shares_features", lambda setup: shared)
         return run(
             pair, PROMPTS, greedy(30), speculation(pair, "ssd", "eagle3", on_miss="draft"), graphs=graphs
         ), lines[0]
@@ -82,9 +84,34 @@ def test_preempted_sequences_are_told_anew_where_their_features_are(
         return InProcessLink(replace(side, setup=replace(side.setup, feature_store=side.features.features)))
 
     monkeypatch.setattr("ssd_ascend.speculation.speculators.ssd.make_link", make_link)
-    monkeypatch.setattr("ssd_ascend.speculation.speculators.ssd.shares_features", lambda setup: True)
     prompts = prompts_of([40, 30, 20, 45, 16, 33])
     result = run(pair, prompts, greedy(60), speculation(pair, "ssd", "eagle3"), num_kv_blocks=11)
     assert result.stats.preemptions > 0
     assert result.tokens == run(pair, prompts, greedy(60)).tokens
     assert result.stats.speculation.worker_alive
+
+
+class Neighbours:
+    """A backend whose devices read one another's memory, or cannot after all."""
+
+    def __init__(self, *, reachable: bool) -> None:
+        self._reachable = reachable
+        self.opened = torch.zeros(3, 4)
+
+    def share(self, tensor: torch.Tensor) -> str:
+        return "there"
+
+    def open_shared(self, text: str, device: torch.device) -> torch.Tensor:
+        if not self._reachable:
+            raise TransportError("no way there")
+        return self.opened
+
+
+def test_a_worker_that_cannot_reach_its_targets_memory_is_sent_the_features(caplog: pytest.LogCaptureFixture) -> None:
+    device = torch.device("cpu")
+    near: Any = Neighbours(reachable=True)
+    assert _open_store(near, device, "there") is near.opened
+    assert _open_store(near, device, None) is None
+    far: Any = Neighbours(reachable=False)
+    assert _open_store(far, device, "there") is None
+    assert "features travel with the messages: no way there" in caplog.text

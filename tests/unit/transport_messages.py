@@ -158,6 +158,7 @@ def hellos(draw: st.DrawFn) -> Hello:
         to_target=torch.randint(0, vocab, (draft_vocab,)) if draw(st.booleans()) else None,
         target=draw(st.text(st.characters(), max_size=20)),
         max_model_len=draw(length),
+        reads_features=draw(st.booleans()),
     )
 
 

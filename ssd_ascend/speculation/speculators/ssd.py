@@ -32,7 +32,7 @@ from ssd_ascend.speculation.recent import Recent
 from ssd_ascend.speculation.remote_link import connect_all
 from ssd_ascend.speculation.setup import TargetSide
 from ssd_ascend.speculation.worker_client import Asked, Offer, WorkerLink
-from ssd_ascend.speculation.worker_link import make_link, shares_features
+from ssd_ascend.speculation.worker_link import make_link
 from ssd_ascend.speculation.worker_pool import make_worker_client
 from ssd_ascend.transport.messages import Attach, Update
 
@@ -57,7 +57,6 @@ def build(side: TargetSide) -> Speculator:
         to_host=setup.backend.to_host,
         beside=None if setup.backend.capabilities.host_memory else setup.backend.stream,
         silence_s=setup.config.worker_timeout_s,
-        shares_features=not remote and shares_features(setup),
     )
 
 
@@ -102,11 +101,8 @@ class SsdSpeculator:
         to_host: ToHost,
         beside: Callable[[], AbstractContextManager[Any]] | None,
         silence_s: float,
-        shares_features: bool = False,
     ) -> None:
-        """shares_features: whether workers read the target's features where they are.
-
-        beside: a context whose work runs beside the device's next step; None where the host is the device."""
+        """beside: a context whose work runs beside the device's next step; None where the host is the device."""
         self.stats = SpeculationStats()
         self.lookahead = lookahead
         self.wants_features = features is not None
@@ -115,7 +111,6 @@ class SsdSpeculator:
         self._device = device
         self._to_host = to_host
         self._beside = beside
-        self._shares_features = shares_features
         self._later: Callable[[], None] | None = None
         """The post that waits until the device is at work."""
         self._began_s: float | None = None
@@ -219,7 +214,7 @@ class SsdSpeculator:
     ) -> None:
         slots = self._slots(places)
         features: dict[int, torch.Tensor] = {}
-        if self._shares_features:
+        if self._worker.reads_features:
             rows = {seq_id: torch.from_numpy(own).unsqueeze(1) for seq_id, own in slots.items()}
             attaches = [replace(attach, slots=rows[attach.seq_id]) for attach in attaches]
             updates = [replace(update, slots=rows[update.outcome.seq_id]) for update in updates]
