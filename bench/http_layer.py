@@ -4,6 +4,9 @@ The same engine runs in this process without a server, and behind one with 64 cl
 core of its own both times; front end and clients share the other core, as they would have others on a real machine.
 Besides the plain ratio there is one of processor time, which neighbours disturb less: what a token costs the engine's
 process with and without a front end to talk to, and what it costs the front end.
+
+`--stand-in MS` puts a metronome (`bench/metronome.py`) in place of the engine, which beats every MS milliseconds: what
+its process uses is then the line to the front end and hardly anything else, on a machine however busy.
 """
 
 from __future__ import annotations
@@ -107,6 +110,25 @@ def row(mode: str, streams: int, runs: Sequence[Run]) -> Row:
     }  # fmt: skip
 
 
+def measure_stand_in(args: argparse.Namespace, flags: Sequence[str]) -> dict[str, Any]:
+    """The layer by itself, and how late a step of the metronome is on the average."""
+    load = report.load_average()
+    os.environ["METRONOME_MS"] = str(args.stand_in)
+    prompts = [list(case.token_ids) for case in random_cases(args.streams, _PROMPT_TOKENS, 1000)]
+    runs = []
+    with OwnServer(*flags, "--max-num-seqs", str(args.streams), module="bench.metronome_server") as server:
+        front_end, behind = process_tree(server.pid)[:2]
+        for number in range(args.repeat + 1):
+            run = asyncio.run(served(server.url, (front_end, behind), prompts, args.output_len))
+            runs += [run] if number else []
+    found = row(f"metronome, {args.stand_in:g} ms a step", args.streams, runs)
+    return report.result(
+        [found], device="metronome", load=(load, report.load_average()), output_len=args.output_len,
+        layer_us_per_step_in_engine=round(float(found["engine_cpu_us_per_token"] or 0) * args.streams, 1),
+        layer_us_per_step_in_front_end=round(float(found["front_end_cpu_us_per_token"] or 0) * args.streams, 1),
+    )  # fmt: skip
+
+
 def measure(args: argparse.Namespace, flags: Sequence[str]) -> dict[str, Any]:
     """Both in turns; the result as it is written to JSON."""
     load, me = report.load_average(), os.getpid()
@@ -148,12 +170,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--streams", type=int, default=64, help="clients at once (default: %(default)s)")
     parser.add_argument("--output-len", type=int, default=48, help="tokens of each answer (default: %(default)s)")
     parser.add_argument("--repeat", type=int, default=3, help="runs that count, of each (default: %(default)s)")
+    parser.add_argument("--stand-in", type=float, metavar="MS", help="a metronome in place of the engine")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the result goes")
     args, flags = parser.parse_known_args(argv)
-    result = measure(args, flags or ["--model", "smollm2-135m", "--device", "cpu"])
+    how = measure if args.stand_in is None else measure_stand_in
+    result = how(args, flags or ["--model", "smollm2-135m", "--device", "cpu"])
     if args.json is not None:
         report.write_json(args.json, result)
-    print(json.dumps({name: value for name, value in result.items() if "overhead" in name or name == "rows"}, indent=1))
+    print(
+        json.dumps(
+            {name: value for name, value in result.items() if "over" in name or "layer" in name or name == "rows"},
+            indent=1,
+        )
+    )
     return 0
 
 

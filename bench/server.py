@@ -22,8 +22,9 @@ _WATCH_S = 0.2
 class OwnServer:
     """`python -m ssd_ascend.serve` on a free port; a context manager. `url` answers once the block is entered."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, module: str = "ssd_ascend.serve") -> None:
         self._flags = flags
+        self._module = module
         self.began_ns = 0
         self.ready_ns = 0
         self.url = ""
@@ -31,7 +32,7 @@ class OwnServer:
     def __enter__(self) -> Self:
         self.began_ns = time.perf_counter_ns()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ssd_ascend.serve", "--port", "0", *self._flags],
+            [sys.executable, "-m", self._module, "--port", "0", *self._flags],
             cwd=_ROOT,
             stdout=subprocess.PIPE,
             text=True,

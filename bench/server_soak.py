@@ -27,7 +27,7 @@ import httpx
 import jsonschema
 
 from bench import report
-from bench.server import OwnServer, process_tree, resident_kb
+from bench.server import OwnServer, process_tree
 from bench.summary import Row
 
 _CLIENTS = 8
@@ -202,7 +202,7 @@ class Soak:
 
     def _look(self) -> None:
         processes = process_tree(self._pid)
-        sizes = [round(resident_kb(pid) / 1024, 1) for pid in processes]
+        sizes = [own_mb(pid) for pid in processes]
         self.rows.append(
             {
                 "mode": "server", "batch": _CLIENTS, "seconds": round(time.monotonic() - self._began, 1),
@@ -226,6 +226,16 @@ class Soak:
 
 class EngineGoneError(Exception):
     """The server says that its engine failed, or is being replaced."""
+
+
+def own_mb(pid: int) -> float:
+    """Memory that only this process has: shared pages count more or less as neighbours come and go. 0 if it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0.0
+    found = [line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:")]
+    return round(int(found[0]) / 1024, 1) if found else 0.0
 
 
 def growth_percent(rows: Sequence[Row], name: str, *, since: float) -> float:
