@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -21,6 +22,8 @@ import torch
 import torch_npu
 
 from ssd_ascend import trace
+
+_Stream = tuple[torch.device, int]
 
 
 class Reissue(Protocol):
@@ -92,16 +95,20 @@ class Waits:
 
     def __init__(self) -> None:
         self.launching = threading.Lock()
-        self._counts: dict[int, int] = {}
+        self._counts: Counter[_Stream] = Counter()
 
     def wait(self, stream: Any) -> None:
         """Until everything on it has ended."""
         stream.synchronize()
-        self._counts[stream.npu_stream] = self._counts.get(stream.npu_stream, 0) + 1
+        self._counts[_name(stream)] += 1
 
-    def mark(self, stream: Any) -> tuple[int, int]:
+    def mark(self, stream: Any) -> tuple[_Stream, int]:
         """What is queued on it now is over once `mark` gives another number for the same stream."""
-        return stream.npu_stream, self._counts.get(stream.npu_stream, 0)
+        return _name(stream), self._counts[_name(stream)]
+
+
+def _name(stream: Any) -> _Stream:
+    return stream.device, stream.npu_stream
 
 
 class NpuGraph:
@@ -112,7 +119,7 @@ class NpuGraph:
         self._updates = updates
         self._stream = stream
         self._waits = waits
-        self._mark: tuple[int, int] | None = None
+        self._mark: tuple[_Stream, int] | None = None
         weakref.finalize(self, _retired().append, (stream.device, graph))
 
     def replay(self) -> None:
