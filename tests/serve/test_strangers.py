@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def live(parrot: Path) -> Iterator[LiveServer]:
     """A server with little patience, which logs every request as JSON."""
-    flags = ["--read-timeout", "0.5", "--write-timeout", "0.5", "--access-log", "--log-format", "json"]
+    flags = ["--read-timeout", "2", "--write-timeout", "0.5", "--access-log", "--log-format", "json"]
     with LiveServer("--model", str(parrot), *flags) as server:
         yield server.wait_until_ready()
         server.wait_until_idle()
@@ -74,7 +74,7 @@ def post_of(body: dict[str, Any], *headers: bytes) -> bytes:
         (b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X: a\r\n" * 50_000 + b"\r\n", 431, "too long"),
         (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\n", 400, "Content-Length"),
         (b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400, "chunk"),
-        (b"GET /hea", 408, "0.5 s"),
+        (b"GET /hea", 408, "2 s"),
     ],
     ids=["tls", "no host", "a null", "headers without end", "two lengths", "no chunk", "half a head"],
 )
