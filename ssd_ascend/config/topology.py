@@ -84,15 +84,16 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
-    """Microseconds that no link and no memory explains. `layer_rows_us` is for more than one row, `step_us` and
-    `sequence_us` are the host's work of a step and of each sequence in it, `round_us` comes on top where drafts are
-    verified, `draft_step_us` on top of a draft step's layers, `branch_us` is a speculator's host work for a branch and
-    round. `message_gbps` bounds what a message's bytes pass at when they go through the hosts' sockets."""
+    """Microseconds that no link and no memory explains. `draft_layer_us` is `layer_us` for drafts, whose matrices may
+    be too small to fill a device (left out: the same). `step_us` and `sequence_us` are the host's work of a step and of
+    each sequence in it, `round_us` comes on top where drafts are verified, `draft_step_us` on top of a draft step's
+    layers; `branch_us` is a speculator's host work for a branch and round. `message_gbps` bounds what a message's bytes
+    pass at when they go through the hosts' sockets."""
 
     message_us: Figure
     collective_us: Figure
     layer_us: Figure
-    layer_rows_us: Figure | None = None
+    draft_layer_us: Figure | None = None
     eager_op_us: Figure | None = None
     step_us: Figure | None = None
     sequence_us: Figure | None = None
@@ -121,7 +122,7 @@ class Calibrated:
     message_us: Figure | None = None
     collective_us: Figure | None = None
     layer_us: Figure | None = None
-    layer_rows_us: Figure | None = None
+    draft_layer_us: Figure | None = None
     step_us: Figure | None = None
     sequence_us: Figure | None = None
     draft_step_us: Figure | None = None

@@ -60,19 +60,29 @@ class Forward:
 
 
 def forward(shape: Shape, rates: Rates, *, rows: int, kv_bytes: float, tp: int = 1, step_us: float = 0.0) -> Forward:
-    """One forward of `rows` tokens on one of `tp` ranks, without what the ranks say to each other."""
+    """One forward of `rows` tokens of a target on one of `tp` ranks, without what the ranks say to each other."""
+    return _forward(shape, rates, rates.layer_us, rows=rows, kv_bytes=kv_bytes, tp=tp, step_us=step_us)
+
+
+def _forward(
+    shape: Shape, rates: Rates, layer_us: float, *, rows: int, kv_bytes: float, tp: int = 1, step_us: float
+) -> Forward:
     stream = (shape.read_bytes(rows) / tp + kv_bytes) / rates.memory
     compute = 2 * shape.step_params * rows / tp / rates.compute
     busy = max(stream, compute) + (1.0 - rates.overlap) * min(stream, compute)
-    per_layer = rates.layer_us if rows == 1 else rates.layer_rows_us
     if shape.experts is not None:
-        per_layer += _LAUNCH_US * (_LAUNCHES_A_LAYER + _LAUNCHES_AN_EXPERT * shape.experts.distinct(rows))
-    return Forward(busy_us=busy, idle_us=shape.layers * per_layer + step_us)
+        layer_us += _LAUNCH_US * (_LAUNCHES_A_LAYER + _LAUNCHES_AN_EXPERT * shape.experts.distinct(rows))
+    return Forward(busy_us=busy, idle_us=shape.layers * layer_us + step_us)
+
+
+def draft_step(shape: Shape, rates: Rates, *, rows: int, kv_bytes: float = 0.0) -> Forward:
+    """One forward of `rows` tokens of a draft."""
+    return _forward(shape, rates, rates.draft_layer_us, rows=rows, kv_bytes=kv_bytes, step_us=rates.draft_step_us)
 
 
 def draft_steps(shape: Shape, rates: Rates, *, steps: int, rows: int, kv_bytes: float = 0.0) -> Forward:
     """`steps` forwards of `rows` tokens one after the other, and what the draft does once a round."""
-    step = forward(shape, rates, rows=rows, kv_bytes=kv_bytes, step_us=rates.draft_step_us)
+    step = draft_step(shape, rates, rows=rows, kv_bytes=kv_bytes)
     once = Forward(busy_us=shape.round_params * shape.dtype_bytes / rates.memory, idle_us=0.0)
     return step * steps + once
 
@@ -133,13 +143,13 @@ class Cost:
         return Forward(busy_us=steps.busy_us * self.crowd, idle_us=steps.idle_us)
 
     def branching(self, draft: Shape, sequences: int) -> Forward:
-        """Preparing every branch for `sequences`: one glue pass over K + 1 rows, then K steps of `width` rows each, and
-        the host's work to choose, remember and tell them."""
+        """Preparing every branch for `sequences` after a hit: K steps of `width` rows each, the first with K + 1 of
+        the glue beside them, and the host's work to choose, remember and tell them."""
         kv = sequences * self.load.context * draft.kv_bytes_per_token
         glue_rows = sequences * (self.load.lookahead + 1)
-        glue = forward(draft, self.rates, rows=glue_rows, kv_bytes=kv, step_us=self.rates.draft_step_us)
         rows = sequences * self.load.width
-        steps = glue + draft_steps(draft, self.rates, steps=self.load.lookahead, rows=rows, kv_bytes=kv)
+        first = draft_step(draft, self.rates, rows=glue_rows + rows, kv_bytes=kv)
+        steps = first + draft_steps(draft, self.rates, steps=self.load.lookahead - 1, rows=rows, kv_bytes=kv)
         return Forward(busy_us=steps.busy_us * self.crowd, idle_us=steps.idle_us + self.rates.branch_us * rows)
 
     def message(self, draft: Shape, speculators: int, level: str) -> Message:

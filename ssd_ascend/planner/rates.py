@@ -43,7 +43,7 @@ class Rates:
     message_us: float
     collective_us: float
     layer_us: float
-    layer_rows_us: float
+    draft_layer_us: float
     step_us: float
     sequence_us: float
     draft_step_us: float
@@ -90,7 +90,7 @@ def rates_of(topology: Topology, dtype: str) -> Rates:
         message_us=max(overhead("message_us"), eager),  # messages are posted outside any graph
         collective_us=overhead("collective_us"),
         layer_us=layer_us,
-        layer_rows_us=overhead("layer_rows_us", layer_us),
+        draft_layer_us=overhead("draft_layer_us", layer_us),
         step_us=overhead("step_us"),
         sequence_us=overhead("sequence_us"),
         draft_step_us=overhead("draft_step_us"),
