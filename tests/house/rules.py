@@ -45,7 +45,7 @@ DEVICE_WORDS_ALLOWED: Mapping[str, str] = {
 DEVICE_WORDS_HOME = ("backends.registry", "backends.cuda", "backends.npu")
 # Who may look a backend up by name; everyone else is handed one.
 BACKEND_LOOKUP = (
-    *("engine.builder", "doctor", "speculation.worker_link", "train"),
+    *("engine.builder", "doctor", "speculation.worker_link", "train", "serve.__main__"),
     *("parity.recording", "probe.report", "probe.links", "probe.calibrate"),
 )
 
