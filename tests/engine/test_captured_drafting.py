@@ -25,6 +25,7 @@ from ssd_ascend.speculation.drafters.captured_forks import CapturedForks
 from ssd_ascend.speculation.drafters.feed import feed_sizes
 from ssd_ascend.speculation.drafters.paged import PagedDrafter, _picks
 from tests.engine.harness import DEVICE, Run, greedy, prompts_of, run, speculation
+from tests.engine.lines import Late, through
 
 PROMPTS = prompts_of([8, 1, 17, 33, 5])
 LOOKAHEAD = 4
@@ -267,3 +268,24 @@ def test_going_ahead_with_an_uneven_fan_out(pair: Path, hurried: dict[str, int])
     ahead = run(pair, PROMPTS[:2], greedy(40), config, graphs=True)
     assert ahead.tokens == run(pair, PROMPTS[:2], greedy(40), graphs=False).tokens
     assert hurried["ahead"] > 3
+
+
+@pytest.mark.parametrize("drafter", ["model", "eagle3"])
+def test_a_worker_that_fell_behind_gets_back_into_its_graphs(
+    pair: Path, used: dict[str, int], monkeypatch: pytest.MonkeyPatch, drafter: str
+) -> None:
+    """Requests pile up for up to twelve steps, so that far more entries are missing than a graph holds."""
+    slow: list[int] = []
+    own = PagedDrafter.glue
+
+    def glue(self: PagedDrafter, seqs: Any, *args: Any) -> Any:
+        slow.append(len(seqs))
+        return own(self, seqs, *args)
+
+    monkeypatch.setattr(PagedDrafter, "glue", glue)
+    through(monkeypatch, lambda line: Late(line, seed=2, most=12, pile_up=True))
+    late = run(pair, PROMPTS, greedy(90), speculation(pair, "ssd", drafter, lookahead=LOOKAHEAD), graphs=True)
+    assert late.tokens == run(pair, PROMPTS, greedy(90), graphs=False).tokens
+    assert late.stats.speculation.worker_alive
+    assert used["rounds"] > 3
+    assert slow == []

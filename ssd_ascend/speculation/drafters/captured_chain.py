@@ -110,7 +110,7 @@ class CapturedChains:
 
     def __init__(self, parts: DraftParts, graphs: GraphCapture, *, lookahead: int, max_rows: int, per_row: int) -> None:
         """Captures; what the device refuses goes step by step from then on, and one line says so."""
-        self.lookahead = lookahead
+        self.lookahead, self.catch_up = lookahead, per_row
         self._chains: list[_Chain] = []
         for size in feed_sizes(max_rows, per_row):
             chain = _Chain(parts, size, lookahead)

@@ -215,7 +215,7 @@ class CapturedForks:
         """Captures. RuntimeError when the device cannot. width: the most branches a sequence gets; per_row: entries to
         catch up with, beside the drafts; masks: whether branches share a row; beside: what is kept beside drafts, where
         they do."""
-        self.lookahead = lookahead
+        self.lookahead, self.catch_up = lookahead, per_row
         self.max_rows = min(max_rows, _MOST_BRANCHES)
         device = parts.runner.device
         self.num_ranks = min(width, parts.num_tokens - 1)

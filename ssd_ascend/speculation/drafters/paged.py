@@ -89,6 +89,7 @@ class PagedDrafter:
         chains = self._captured.chains
         if chains is None or lookahead != chains.lookahead or not all(map(self._sampler.is_arg_max, seqs)):
             return None
+        self._trunk.catch_up(seqs, chains.catch_up)
         rolled = chains.run([self._trunk.feed(seq, (), None, 1) for seq in seqs])
         if rolled is None:
             return None
@@ -187,6 +188,7 @@ class PagedDrafter:
         if not all(map(self._sampler.is_arg_max, seqs)):
             return None
         live = self._trunk.ready(seqs, [len(drafts) for drafts in sent], self._max_backlog)
+        self._trunk.catch_up([seqs[i] for i in live], forks.catch_up)
         feeds = [self._trunk.feed(seqs[i], sent[i], hidden[i], len(sent[i]) + 1) for i in live]
         if not live or not forks.holds(feeds):
             return None

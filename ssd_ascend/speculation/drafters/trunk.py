@@ -114,14 +114,21 @@ class Trunk:
             self.mark(feed.seq, self.end(feed.seq))
         return output
 
-    def _digest_backlogs(self, seqs: Rows[DraftSequence], most: int | None) -> None:
-        """Compute long stretches of committed entries (prompts), up to `most`, by `max_batched_tokens` a forward."""
+    def catch_up(self, seqs: Rows[DraftSequence], most: int) -> None:
+        """Compute what sequences have beyond `most` uncomputed entries: a worker that fell behind gets back into its
+        graphs, which hold few, instead of falling behind further without them."""
+        self._digest_backlogs(seqs, None, keep=most)
+
+    def _digest_backlogs(self, seqs: Rows[DraftSequence], most: int | None, keep: int = _BACKLOG) -> None:
+        """Compute long stretches of committed entries (prompts), up to `most`, by `max_batched_tokens` a forward.
+
+        A stretch of `keep` is left alone."""
         left = sum(self.end(seq) for seq in seqs) if most is None else most
         while True:
             budget, rows, hidden, reached = min(left, self._max_batched_tokens), [], [], []
             for seq in seqs:
                 start, end = seq.num_entries, min(self.end(seq) - 1, seq.num_entries + budget)
-                if self.end(seq) - start <= _BACKLOG or end <= start:
+                if self.end(seq) - start <= keep or end <= start:
                     continue
                 rows.append(Row(self._tokens(seq, start, end), start, seq.block_table, 0))
                 hidden.append(self._committed_hidden(seq, start, end))
