@@ -303,8 +303,7 @@ class Collectives(Protocol):
 
 @runtime_checkable
 class SharingBackend(Protocol):
-    """A backend whose devices can read one another's memory: a draft worker finds its target's features where they are.
-    """
+    """A backend whose devices read one another's memory: a draft worker finds its target's features where they are."""
 
     def share(self, tensor: torch.Tensor) -> str:
         """What another process of this host needs to open it. The tensor must outlive all who do."""

@@ -1,7 +1,8 @@
 """Clients that stream from a server until told to stop, as a program: `test_two_hosts.py` runs it on the target's host.
 
 Arguments: the server's URL, a file with {prompt: answer}, tokens, seconds. All prompts are asked at once, again and
-again. About every tenth of a second prints {"time", "hits", "tokens"}: the server's counter of hits, and tokens that came.
+again. About every tenth of a second prints {"time", "hits", "tokens"}: the server's counter of hits, and the tokens
+that came.
 The last line is {"right", "answers", "errors"}.
 """
 
