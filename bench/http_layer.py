@@ -16,7 +16,9 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -174,7 +176,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the result goes")
     args, flags = parser.parse_known_args(argv)
     how = measure if args.stand_in is None else measure_stand_in
+    given = list(sys.argv[1:] if argv is None else argv)
     result = how(args, flags or ["--model", "smollm2-135m", "--device", "cpu"])
+    result["command"] = shlex.join(["python", "-m", "bench.http_layer", *given])
     if args.json is not None:
         report.write_json(args.json, result)
     print(

@@ -14,6 +14,7 @@ import json
 import os
 import random
 import secrets
+import shlex
 import signal
 import socket
 import sys
@@ -272,6 +273,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the result goes")
     args, flags = parser.parse_known_args(argv)
     result = measure(args.minutes, flags or _FLAGS)
+    given = list(sys.argv[1:] if argv is None else argv)
+    result["command"] = shlex.join(["python", "-m", "bench.server_soak", *given])
     if args.json is not None:
         args.json.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     told = {"seen": result["seen"], "growth_percent": result["growth_percent"], "failures": result["failures"][:9]}
