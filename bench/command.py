@@ -10,7 +10,7 @@ from typing import Any
 
 from bench import reference_line
 from bench.cases import KINDS
-from ssd_ascend.errors import ConfigError, RequestError, SsdError
+from ssd_ascend.errors import RequestError, SsdError
 from ssd_ascend.flags import add_engine_arguments
 
 _EXAMPLES = """examples:
@@ -66,14 +66,6 @@ def build_parser() -> argparse.ArgumentParser:
     flag("--plots", metavar="DIR", help="PNG pictures; needs matplotlib")
     reference_line.add_arguments(parser)
     return parser
-
-
-def positive_list(text: str, flag: str) -> list[int]:
-    """`1,8,32`; ConfigError naming the flag otherwise."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise ConfigError(f"{flag} is {text!r}", remedy="give whole numbers above 0, separated by commas")
-    return [int(part) for part in parts]
 
 
 def run(args: argparse.Namespace) -> int:

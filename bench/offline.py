@@ -24,6 +24,7 @@ from ssd_ascend import catalogue
 from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.errors import ConfigError
+from ssd_ascend.flags import positive_list
 from ssd_ascend.progress import bar
 from ssd_ascend.text import Tokenizer
 from ssd_ascend.weights.loader import read_config
@@ -66,8 +67,6 @@ class Plan:
 
 def make_plan(args: argparse.Namespace) -> Plan:
     """Read flags; ConfigError for what cannot be measured."""
-    from bench.command import positive_list
-
     given = vars(args)
     batches = positive_list(given.get("batch", "1"), "--batch")
     continuous = bool(given.get("continuous"))
@@ -251,8 +250,6 @@ def _by_kind_together(plan: Plan, samples: Sequence[Sample]) -> Row:
 
 def _tuned(plan: Plan, lookaheads: str) -> list[Mode]:
     """Each drafting mode with the lookahead that was fastest on one wave at the first batch size."""
-    from bench.command import positive_list
-
     candidates = positive_list(lookaheads, "--tune")
     batch = plan.batches[0]
     wave = plan.waves(batch)[0]

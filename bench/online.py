@@ -17,7 +17,7 @@ from bench.server import OwnServer
 from bench.summary import Row
 from ssd_ascend import env
 from ssd_ascend.errors import ConfigError, SsdError
-from ssd_ascend.flags import add_engine_arguments, engine_config
+from ssd_ascend.flags import add_engine_arguments, engine_config, positive_list
 
 _MAX_SLOWEST_TO_MEDIAN = 3.0
 """No client may wait longer than this many times the median for its first token."""
@@ -25,8 +25,6 @@ _MAX_SLOWEST_TO_MEDIAN = 3.0
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Serve every batch of clients and return the result as it is written to JSON."""
-    from bench.command import positive_list
-
     given = vars(args)
     counts = positive_list(given.get("clients") or given.get("batch", "1"), "--clients")
     if given.get("random"):

@@ -34,6 +34,14 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def positive_list(text: str, flag: str) -> list[int]:
+    """`1,8,32`; ConfigError naming the flag otherwise."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise ConfigError(f"{flag} is {text!r}", remedy="give whole numbers above 0, separated by commas")
+    return [int(part) for part in parts]
+
+
 def _whole_number(text: str, expected: str) -> int:
     try:
         return int(text.strip(" []"))
