@@ -70,6 +70,8 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> E
 def _may_run_ahead(config: EngineConfig, backend: Backend) -> bool:
     """Whether the next step of plain decoding is queued before this one's tokens are known."""
     able = backend.capabilities
+    if able.host_memory:  # the host is the device: a step queued early would only hold this one's tokens back
+        return False
     return config.graphs and able.graphs and able.device_lengths and not config.speculation.enabled
 
 

@@ -14,7 +14,7 @@ from ssd_ascend.core.request import EngineRequest
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.engine.engine import Engine
 from ssd_ascend.engine.run_ahead import SLOTS, RunAhead
-from tests.engine.harness import make_engine
+from tests.engine.harness import DEVICE, make_engine
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 
@@ -101,4 +101,12 @@ def test_a_step_ahead_is_of_this_very_position(pair: Path) -> None:
     plan = engine._scheduler.schedule()
     sequence.token_ids.append(1)  # as if more had been committed than one token
     assert ahead.take(plan) is None
+    engine.close()
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="about CPUs")
+def test_a_cpu_does_not_run_ahead_by_itself(pair: Path) -> None:
+    """Its host is the device: a step queued early would be computed before this one's tokens go out."""
+    engine = make_engine(pair)
+    assert engine._executor.slots_ahead == 0
     engine.close()
