@@ -53,6 +53,8 @@ class GroupCollectives:
 
     _wakers: ClassVar[list[Callable[[], None]]] = []
     """What else wakes those who wait for a rank, beside the end of the group."""
+    _ending: ClassVar[threading.Lock] = threading.Lock()
+    """Whoever notices a loss, and whoever closes, may both end the group."""
 
     def __init__(self, group: distributed.ProcessGroup) -> None:
         self._small: SmallSums | None = None
@@ -99,20 +101,22 @@ class GroupCollectives:
         """Wake whoever waits for a rank that will never come; nothing works afterwards."""
         for wake in cls._wakers:
             wake()
-        group = distributed.group.WORLD
-        if group is not None:
-            distributed.distributed_c10d._abort_process_group(group)
+        with cls._ending:
+            group = distributed.group.WORLD
+            if group is not None:
+                distributed.distributed_c10d._abort_process_group(group)
 
-    def close(self) -> None:
-        """Give the group back; every rank calls it, or is gone. Graphs that hold collectives must be gone before."""
+    def close(self, *, lost: bool = False) -> None:
+        """Give the group back; every rank calls it, or is gone. Graphs that hold collectives must be gone before.
+        lost: a rank is gone, so the group is aborted, if it is not yet: it can no longer be taken apart together."""
         self._small = None
-        self._wakers.clear()
         if distributed.is_initialized():
-            closing = threading.Thread(target=distributed.destroy_process_group, daemon=True)
+            closing = threading.Thread(target=self.abort if lost else distributed.destroy_process_group, daemon=True)
             closing.start()
             closing.join(_CLOSE_S)
             if closing.is_alive():  # nothing depends on it any more
                 log.warning("the group of ranks did not close within %g s", _CLOSE_S)
+        self._wakers.clear()
 
 
 def join_group(

@@ -104,10 +104,9 @@ class Ranks:
 
     def close(self) -> None:
         """Tell the other ranks to leave, and see to it that those we started are gone."""
-        failed = self.leader.failure is not None
+        lost = self.leader.failure is not None
         self.leader.close()
-        if not failed:  # an aborted group cannot be taken apart
-            self.collectives.close()
+        self.collectives.close(lost=lost)
         self._cleanup.close()
 
 

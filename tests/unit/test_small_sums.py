@@ -64,3 +64,11 @@ def test_a_closed_group_wakes_nobody(tmp_path: Path) -> None:
     group.close()
     GroupCollectives.abort()
     assert sums.aborted == 0
+
+
+def test_a_group_whose_ranks_are_lost_is_gone_when_closed(tmp_path: Path) -> None:
+    """Also where the loss was noticed before the group was there, so that nobody has aborted it."""
+    group = join_group("gloo", distributed.FileStore(str(tmp_path / "store"), 1), 0, 1, torch.device("cpu"))
+    group.close(lost=True)
+    assert not distributed.is_initialized()
+    group.close(lost=True)
