@@ -16,9 +16,9 @@ import torch
 from bench.summary import Row
 from ssd_ascend.backends.base import Backend, SmallSums, SummingBackend
 from ssd_ascend.backends.registry import load_backend
-from ssd_ascend.distributed.collectives import GroupCollectives, join_group
-from ssd_ascend.distributed.launch import Meeting, Place, call, lead
+from ssd_ascend.distributed.collectives import GroupCollectives
 from ssd_ascend.errors import SsdError
+from ssd_ascend.probe.two_ranks import first_of_two, second_of_two
 
 _KILOBYTES = (8, 64, 512)
 _IN_A_ROW = 32
@@ -28,30 +28,17 @@ _REPEATS = 15
 def sums(device_kind: str) -> list[Row]:
     """A row per size and way; a single one with the reason where there are no two devices."""
     backend = load_backend(device_kind)
-    try:
-        ranks = lead(
-            backend.collective, backend.device(0), 2, entry=f"{__name__}:second", config={"device": device_kind},
-            place=None,
-        )  # fmt: skip
-    except SsdError as error:
-        return [{"mode": "sum", "skipped": str(error)}]
-    try:
-        return _measure(backend, backend.device(0), ranks.collectives)
-    finally:
-        ranks.close()
+    with contextlib.ExitStack() as ranks:
+        try:
+            group = ranks.enter_context(first_of_two(backend, entry=f"{__name__}:second"))
+        except SsdError as error:
+            return [{"mode": "sum", "skipped": str(error)}]
+        return _measure(backend, backend.device(0), group)
 
 
 def second(spec: Mapping[str, Any]) -> None:
-    """The other rank: does what the first does, and leaves with it."""
-    place = Place(*spec["place"])
-    store, line = call(place, Meeting(*spec["meeting"]))
-    with contextlib.closing(line):
-        backend = load_backend(spec["config"]["device"])
-        device = backend.device(place.local_rank)
-        group = join_group(backend.collective, store, place.rank, place.size, device)
-        _measure(backend, device, group)
-        line.receive()
-        group.close()
+    """The other rank."""
+    second_of_two(spec, load_backend(spec["config"]["device"]), _measure)
 
 
 def _measure(backend: Backend, device: torch.device, group: GroupCollectives) -> list[Row]:

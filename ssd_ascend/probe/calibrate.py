@@ -16,11 +16,11 @@ from ssd_ascend.backends.base import Backend
 from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.config.topology import Topology
 from ssd_ascend.core.speculation import VerificationOutcome
-from ssd_ascend.distributed.collectives import join_group
-from ssd_ascend.distributed.launch import Meeting, Place, call, lead
+from ssd_ascend.distributed.collectives import GroupCollectives
 from ssd_ascend.errors import ConfigError, TransportError
 from ssd_ascend.planner.calibration import Measured
 from ssd_ascend.probe.rates import timed, timed_in_a_row
+from ssd_ascend.probe.two_ranks import first_of_two, second_of_two
 from ssd_ascend.speculation import worker_process
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.link import make_link
@@ -52,7 +52,8 @@ def measure(topology: Topology) -> Measured:
     links: dict[str, dict[str, float]] = {}
     with contextlib.suppress(ConfigError):  # there is one device only
         backend.device(1)
-        figures["collective_us"], gbps = _between(backend, backend.device(0))
+        with first_of_two(backend, entry=f"{__name__}:second") as group:
+            figures["collective_us"], gbps = _exchange(backend, backend.device(0), group)
         notes["collective_us"] = f"one sum of {_SUM_BYTES >> 10} KB over two devices"
         links[next(iter(topology.levels))] = {"pair_gbps": gbps}
         notes["pair_gbps"] = f"broadcasts of {_LARGE_BYTES >> 20} MB"
@@ -141,17 +142,8 @@ def echo(line: Transport, config: Mapping[str, Any]) -> None:
 # -- sums --------------------------------------------------------------------------------------------------------------
 
 
-def _between(backend: Backend, device: torch.device) -> tuple[float, float]:
+def _exchange(backend: Backend, device: torch.device, group: GroupCollectives) -> tuple[float, float]:
     """(microseconds of a small sum, GB/s of a large broadcast) between two devices."""
-    config = {"device": backend.name}
-    ranks = lead(backend.collective, device, 2, entry=f"{__name__}:second", config=config, place=None)
-    try:
-        return _exchange(backend, device, ranks.collectives)
-    finally:
-        ranks.close()
-
-
-def _exchange(backend: Backend, device: torch.device, group: Any) -> tuple[float, float]:
     small = torch.zeros(_SUM_BYTES // 4, device=device)
     large = torch.zeros(_LARGE_BYTES // 4, device=device)
     small_s = timed_in_a_row(backend, device, lambda: group.all_reduce(small), _SUMS)
@@ -160,13 +152,5 @@ def _exchange(backend: Backend, device: torch.device, group: Any) -> tuple[float
 
 
 def second(spec: Mapping[str, Any]) -> None:
-    """The second of two ranks: does what the first does, and leaves with it."""
-    place = Place(*spec["place"])
-    store, line = call(place, Meeting(*spec["meeting"]))
-    with contextlib.closing(line):
-        backend = load_backend(spec["config"]["device"])
-        device = backend.device(place.local_rank)
-        group = join_group(backend.collective, store, place.rank, place.size, device)
-        _exchange(backend, device, group)
-        line.receive()
-        group.close()
+    """The second of two ranks."""
+    second_of_two(spec, load_backend(spec["config"]["device"]), _exchange)
