@@ -5,12 +5,14 @@ For tests; they are skipped where the system does not let us make namespaces.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,3 +93,22 @@ def running(namespace: str, *words: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.terminate()
         process.wait(60)
+
+
+def told(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """The next line of a process that reports in JSON."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, "the process that reports ended early"
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def until_hits_grow(process: subprocess.Popen[str], *, by: int = 20, after: float = 0.0) -> dict[str, Any]:
+    """The first report after a time whose hits are `by` more than in the first one after that time."""
+    while (first := told(process))["time"] < after:
+        pass
+    report = first
+    while report["hits"] < first["hits"] + by:
+        report = told(process)
+    return report

@@ -5,38 +5,15 @@ Skipped where the system does not let us make namespaces.
 
 from __future__ import annotations
 
-import json
-import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.two_hosts import PORT, SPECULATOR, TARGET, THERE, cut, mend, running, two_hosts
+from tests.two_hosts import PORT, SPECULATOR, TARGET, THERE, cut, mend, running, told, two_hosts, until_hits_grow
 
 STREAMS, CUT_S, BACK_S = 16, 5.0, 5.0
 FLAGS = ["--dtype", "float32", "--speculator", "ssd", "--drafter", "model", "--lookahead", "4", "--fan-out", "2"]
-
-
-def told(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """The next line of a target."""
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line, "the target ended early"
-    found: dict[str, Any] = json.loads(line)
-    return found
-
-
-def until_hits_grow(process: subprocess.Popen[str], *, by: int, after: float = 0.0) -> dict[str, Any]:
-    """The first report after a time whose hits are `by` more than in the first one after that time."""
-    first = told(process)
-    while first["time"] < after:
-        first = told(process)
-    report = first
-    while report["hits"] < first["hits"] + by:
-        report = told(process)
-    return report
 
 
 @pytest.mark.slow
@@ -49,7 +26,7 @@ def test_a_cut_cable_costs_speed_only(pair: Path) -> None:
         assert speculator.stdout.readline().startswith("ready")
         words = ["-m", "tests.engine.remote_target", str(pair), address, str(STREAMS), "45"]
         with running(TARGET, *words) as target:
-            until_hits_grow(target, by=20)
+            until_hits_grow(target)
             cut()
             began = time.monotonic()
             report = told(target)
@@ -58,7 +35,7 @@ def test_a_cut_cable_costs_speed_only(pair: Path) -> None:
                 assert report["steps"] > last["steps"], "the target stands still without its speculator"
             mend()
             mended = time.monotonic()
-            back = until_hits_grow(target, by=20, after=mended)
+            back = until_hits_grow(target, after=mended)
             print(f"speculation came back {back['time'] - mended:.2f} s after the cable")
             assert back["time"] - mended < BACK_S
             while "right" not in (report := told(target)):

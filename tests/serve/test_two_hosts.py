@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ssd_ascend import LLM, SamplingParams
 from tests.engine.harness import write_pair
-from tests.two_hosts import PORT, SPECULATOR, TARGET, THERE, cut, mend, running, two_hosts
+from tests.two_hosts import PORT, SPECULATOR, TARGET, THERE, cut, mend, running, told, two_hosts, until_hits_grow
 from tests.unit.text_toys import byte_level_backend, write_directory
 
 STREAMS, TOKENS, SECONDS = 16, 60, 60
@@ -34,23 +32,6 @@ def plain_answers(pair: Path) -> dict[str, str]:
     with LLM(str(pair / "target"), device="cpu", dtype="float32", max_model_len=256) as llm:
         outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=TOKENS))
     return {prompt: output.answers[0].text for prompt, output in zip(prompts, outputs, strict=True)}
-
-
-def told(clients: subprocess.Popen[str]) -> dict[str, Any]:
-    assert clients.stdout is not None
-    line = clients.stdout.readline()
-    assert line, "the clients ended early"
-    found: dict[str, Any] = json.loads(line)
-    return found
-
-
-def until_hits_grow(clients: subprocess.Popen[str], *, after: float = 0.0) -> dict[str, Any]:
-    """The first report after a time whose hits are 20 more than in the first one after that time."""
-    while (first := told(clients))["time"] < after:
-        pass
-    while (report := told(clients))["hits"] < first["hits"] + 20:
-        pass
-    return report
 
 
 @pytest.mark.slow
