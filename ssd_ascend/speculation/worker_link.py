@@ -30,6 +30,7 @@ from ssd_ascend.speculation.registry import DRAFTERS
 from ssd_ascend.speculation.rehearsal import rehearse
 from ssd_ascend.speculation.setup import DrafterKind, DraftSetup, TargetFacts, TargetSide
 from ssd_ascend.speculation.supervisor import WorkerSupervisor
+from ssd_ascend.speculation.unsupervised import UnsupervisedLink
 from ssd_ascend.speculation.worker_client import Worker, WorkerLink
 from ssd_ascend.speculation.worker_thread import ThreadLink
 from ssd_ascend.transport.base import Transport
@@ -101,16 +102,20 @@ def _lives_in_a_thread(setup: DraftSetup) -> bool:
     config = setup.config
     if config.worker != "auto":
         return config.worker == "thread"
-    ours = (setup.backend.name, setup.device.index or 0)
     # a target of one rank, and no line over devices was asked for
     alone = setup.share is not None and config.worker_line != "device"
-    return alone and setup.backend.capabilities.streams_overlap and _draft_device(setup) == ours
+    return alone and setup.backend.capabilities.streams_overlap and _is_beside_the_target(setup)
+
+
+def _is_beside_the_target(setup: DraftSetup) -> bool:
+    """Whether the worker's device is the target's own."""
+    return _draft_device(setup) == (setup.backend.name, setup.device.index or 0)
 
 
 def _in_a_thread(side: TargetSide) -> ThreadLink:
     """A worker beside the target, on the target's own device."""
     setup = side.setup
-    if _draft_device(setup) != (setup.backend.name, setup.device.index or 0):
+    if not _is_beside_the_target(setup):
         raise ConfigError(
             f"a draft worker in a thread is on the target's device, not on {setup.config.draft_device}",
             remedy="leave --draft-device out, or --worker at its default",
@@ -251,7 +256,7 @@ def _checks(setup: DraftSetup) -> Callable[[Hello], None]:
 # -- in this process ---------------------------------------------------------------------------------------------------
 
 
-class InProcessLink:
+class InProcessLink(UnsupervisedLink):
     """A worker in this very thread: it drafts while the target waits for the answer.
 
     For tests, and to measure against.
@@ -259,12 +264,11 @@ class InProcessLink:
 
     def __init__(self, side: TargetSide) -> None:
         target_end, self._worker_end = InProcessTransport.pair()
+        super().__init__(target_end)
         drafter = build_drafter(side.kind, side.setup)
         self._draft_worker = make_worker(drafter, side.setup, self._worker_end, overlaps=False)
         self._worker_end.attach_pump(self._pump)
         self._worker = Worker(target_end, hello_of(drafter, side.setup), generation=0)
-        self._failure: str | None = None
-        self._reason: str | None = None
 
     def _pump(self) -> None:
         """Let the worker work. However it fails, it fails as a process of its own would: the target goes on alone."""
@@ -274,30 +278,3 @@ class InProcessLink:
             log.exception("draft worker lost, serving without speculation")
             self._failure = f"the draft worker failed: {type(error).__name__}: {error}"
             self._worker_end.close()
-
-    @property
-    def restarts(self) -> int:
-        """Nothing restarts here."""
-        return 0
-
-    @property
-    def work_s(self) -> float | None:
-        """It works in our own time."""
-        return None
-
-    def current(self) -> Worker | None:
-        """The worker, until it was reported."""
-        return self._worker if self._reason is None else None
-
-    def report(self, generation: int, reason: str) -> None:
-        """Gone for good: what fails in process would fail again."""
-        self._reason = self._failure or reason
-        self._worker.transport.close()
-
-    def health(self) -> str | None:
-        """Why there is no worker."""
-        return None if self._reason is None else f"no speculation: {self._reason}"
-
-    def close(self) -> None:
-        """Close both ends."""
-        self._worker.transport.close()

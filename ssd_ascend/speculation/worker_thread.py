@@ -19,6 +19,7 @@ from ssd_ascend.errors import ConfigError
 from ssd_ascend.log import get_logger
 from ssd_ascend.speculation.draft_worker import DraftWorker
 from ssd_ascend.speculation.setup import DraftSetup
+from ssd_ascend.speculation.unsupervised import UnsupervisedLink
 from ssd_ascend.speculation.worker_client import Worker
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.messages import Hello
@@ -34,7 +35,7 @@ Build = Callable[[DraftSetup, Transport], tuple[DraftWorker, Hello]]
 log = get_logger(__name__)
 
 
-class ThreadLink:
+class ThreadLink(UnsupervisedLink):
     """See `WorkerLink`. The constructor waits until the worker has said hello."""
 
     def __init__(self, build: Build, setup: DraftSetup) -> None:
@@ -42,9 +43,7 @@ class ThreadLink:
         self._setup = replace(setup, grammars=None)  # a compiler of grammars is not for two threads
         self._build = build
         ours, self._theirs = QueueTransport.pair()
-        self._line = ours
-        self._worker: Worker | None = None
-        self._reason: str | None = None
+        super().__init__(ours)
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ssd-draft-worker", daemon=True)
         self._switch_s = sys.getswitchinterval()
@@ -53,9 +52,7 @@ class ThreadLink:
         self._ready.wait()
         if self.current() is None:
             self.close()
-            raise ConfigError(f"the draft worker did not start: {self._reason}", remedy="its own message is above")
-
-    # -- the thread ----------------------------------------------------------------------------------------------
+            raise ConfigError(f"the draft worker did not start: {self._failure}", remedy="its own message is above")
 
     def _run(self) -> None:
         """Build and serve. However it fails, the target goes on alone."""
@@ -73,39 +70,13 @@ class ThreadLink:
                 worker.serve()
         except Exception as error:
             log.exception("draft worker lost, serving without speculation")
-            self._reason = f"{type(error).__name__}: {error}"
+            self._failure = f"{type(error).__name__}: {error}"
         finally:
             self._theirs.close()
             self._ready.set()
 
-    # -- for the step loop ---------------------------------------------------------------------------------------
-
-    @property
-    def restarts(self) -> int:
-        """Nothing restarts here."""
-        return 0
-
-    @property
-    def work_s(self) -> float | None:
-        """Its time cannot be told from ours."""
-        return None
-
-    def current(self) -> Worker | None:
-        """The worker, until it was reported."""
-        return self._worker
-
-    def report(self, generation: int, reason: str) -> None:
-        """Gone for good: what fails here would fail again."""
-        self._worker = None
-        self._reason = self._reason or reason
-        self._line.close()
-
-    def health(self) -> str | None:
-        """Why there is no worker."""
-        return None if self._worker is not None else f"no speculation: {self._reason}"
-
     def close(self) -> None:
         """Close the line, and wait for the thread to notice."""
-        self._line.close()
+        super().close()
         self._thread.join(_LEAVE_S)
         sys.setswitchinterval(self._switch_s)
