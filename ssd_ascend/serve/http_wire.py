@@ -104,7 +104,7 @@ async def read_answer(reader: asyncio.StreamReader) -> Answer:
 
 
 async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    while size := int((await reader.readline()).partition(b";")[0] or b"0", 16):
+    while size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16):
         yield (await reader.readexactly(size + 2))[:-2]
 
 

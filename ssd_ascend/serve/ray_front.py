@@ -55,7 +55,11 @@ class Front:
         pipe = Pipe(request.client.host if request.client else "?")
         passing = asyncio.create_task(self._router.handle(asked, pipe))
         passing.add_done_callback(lambda _: pipe.reader.feed_eof())
-        answer = await read_answer(pipe.reader)
+        try:
+            answer = await read_answer(pipe.reader)
+        except BaseException:  # the client has left, or the answer broke before its head was there
+            passing.cancel()
+            raise
         made = import_module("starlette.responses").StreamingResponse(
             _until_left(answer.body, passing), status_code=answer.status
         )

@@ -46,11 +46,50 @@ def test_a_body_of_known_length() -> None:
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"HTTP/1.1 200", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nabc"]
+    "raw",
+    [
+        b"",
+        b"HTTP/1.1 200",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nabc",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",
+    ],
 )
 def test_a_broken_answer_is_no_short_one(raw: bytes) -> None:
     with pytest.raises(asyncio.IncompleteReadError):
         answered(raw)
+
+
+def test_a_client_that_leaves_before_the_answer_ends_its_request() -> None:
+    class Silent:
+        """A router whose replica takes its time."""
+
+        def __init__(self) -> None:
+            self.asked, self.ended = asyncio.Event(), asyncio.Event()
+
+        def watch(self) -> None:
+            pass
+
+        async def handle(self, request: Any, pipe: Any) -> None:
+            self.asked.set()
+            try:
+                await asyncio.sleep(PATIENCE_S)
+            finally:
+                self.ended.set()
+
+    async def run() -> None:
+        front, router = Front([]), Silent()
+        front._router = router  # type: ignore[assignment]
+        scope = {"type": "http", "method": "GET", "path": "/x", "query_string": b"", "headers": []}
+        asking = asyncio.create_task(front(Request(scope, _nothing)))
+        await router.asked.wait()
+        asking.cancel()
+        await asyncio.wait_for(router.ended.wait(), PATIENCE_S)
+
+    asyncio.run(run())
+
+
+async def _nothing() -> dict[str, Any]:
+    return {"type": "http.request", "body": b""}
 
 
 def test_requests_pass_through_the_application(parrot: Path) -> None:
