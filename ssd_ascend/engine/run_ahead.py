@@ -17,7 +17,7 @@ from ssd_ascend.core.batch import Mode, ModelOutput
 from ssd_ascend.core.plan import DecodeRow, StepPlan
 from ssd_ascend.runtime.inputs import Row, build_batch
 from ssd_ascend.runtime.model_runner import ModelRunner
-from ssd_ascend.runtime.pack import Arriving
+from ssd_ascend.runtime.pack import Arriving, to_device
 
 SLOTS = 1
 """KV slots that a sequence needs beyond those of the step it is in; see `Scheduler.slots_ahead`."""
@@ -95,4 +95,4 @@ def _only(output: ModelOutput, rows: list[int]) -> ModelOutput:
 
 
 def _on_device(rows: list[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
+    return to_device(torch.tensor(rows, dtype=torch.int64), device)

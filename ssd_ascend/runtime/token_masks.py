@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ssd_ascend.runtime.pack import to_device
 from ssd_ascend.runtime.row_context import RowContext
 from ssd_ascend.structured.compiler import GrammarCompiler
 
@@ -69,7 +70,7 @@ class TokenMasks:
 
     def apply(self, logits: torch.Tensor, rows: Sequence[RowContext]) -> None:
         """Take all that may not follow out of logits [n, V], in place; every row of `rows` [n] has a grammar."""
-        bits = torch.from_numpy(self.allowed(rows).view(np.uint8)).to(logits.device, non_blocking=True)
+        bits = to_device(torch.from_numpy(self.allowed(rows).view(np.uint8)), logits.device)
         table = self._table(logits.device)
         barred = table.index_select(0, bits.flatten().to(torch.int32)).view(len(rows), -1)[:, : logits.shape[1]]
         if self._keeps_alive:

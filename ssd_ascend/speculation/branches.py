@@ -16,6 +16,7 @@ from ssd_ascend.core.batch import ForwardBatch, Mode
 from ssd_ascend.kv.blocks import BlockManager
 from ssd_ascend.kv.cache import KVCache
 from ssd_ascend.runtime.inputs import Row, Staging, build_batch
+from ssd_ascend.runtime.pack import to_device
 from ssd_ascend.speculation.base import Branch, DraftSequence
 
 
@@ -155,7 +156,7 @@ class TreeMaskLayout:
                 mask[first + w, : max(0, self._ends[first + w] - origin)] = True
                 mask[first + w, base - origin + w :: width] = True
             first += width
-        return mask.to(self._device, non_blocking=True)
+        return to_device(mask, self._device)
 
     def close(self) -> None:
         """Give back the scratch blocks behind the glue."""

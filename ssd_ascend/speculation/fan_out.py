@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from ssd_ascend.config.speculation import FanOutSpec
+from ssd_ascend.runtime.pack import to_device
 from ssd_ascend.speculation.base import Branch, DraftSequence, Glue
 
 
@@ -60,7 +61,7 @@ def _exclude_sent(sent: Rows[Rows[int]], glue: Glue) -> None:
         tokens += drafts[:count]
         first += num_rows
     if rows:
-        index = torch.tensor([rows, tokens], dtype=torch.int64).to(glue.scores.device, non_blocking=True)
+        index = to_device(torch.tensor([rows, tokens], dtype=torch.int64), glue.scores.device)
         glue.scores[index[0], index[1]] = float("-inf")
 
 
@@ -91,7 +92,7 @@ class FixedFanOut:
             return Guesses([], torch.empty(0, dtype=torch.int64))
         best = glue.scores.topk(min(max(ranks) + 1, glue.scores.shape[1]), dim=-1).indices
         index = torch.tensor([[branch.glue_row for branch in branches], ranks], dtype=torch.int64)
-        index = index.to(best.device, non_blocking=True)
+        index = to_device(index, best.device)
         return Guesses(branches, best[index[0], index[1]])
 
     def learn(self, seq_id: int, num_accepted: int) -> None:
@@ -136,14 +137,14 @@ class AdaptiveFanOut:
             branches += [Branch(seq, depth, first + depth) for depth, _ in picked]
             guessed += [tokens[first + depth][rank] for depth, rank in picked]
             first += num_rows
-        return Guesses(branches, torch.tensor(guessed, dtype=torch.int64).to(glue.scores.device, non_blocking=True))
+        return Guesses(branches, to_device(torch.tensor(guessed, dtype=torch.int64), glue.scores.device))
 
     def _confidences(self, sent: Rows[Rows[int]], glue: Glue) -> list[float]:
         """q_j(s_j) of every row that has a draft to confirm; 0 for the others."""
         flat: list[int] = []
         for drafts, num_rows in zip(sent, glue.num_rows, strict=True):
             flat += [*drafts, 0][:num_rows]
-        index = torch.tensor(flat, dtype=torch.int64).to(glue.scores.device, non_blocking=True)
+        index = to_device(torch.tensor(flat, dtype=torch.int64), glue.scores.device)
         own = glue.scores.gather(1, index[:, None])[:, 0] - glue.scores.logsumexp(-1)
         confidences: list[float] = own.exp().tolist()
         return confidences

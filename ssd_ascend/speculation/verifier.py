@@ -16,6 +16,7 @@ from ssd_ascend.core.random import Stream
 from ssd_ascend.core.sequence import Sequence as TokenSequence
 from ssd_ascend.core.speculation import Speculation, Verification, VerificationOutcome
 from ssd_ascend.runtime.logprobs import LogprobColumns, gather_logprobs, read_logprobs
+from ssd_ascend.runtime.pack import to_device
 from ssd_ascend.runtime.sampler import (
     RowContext,
     TokenCounts,
@@ -98,7 +99,7 @@ class Verifier:
         if greedy is not None and all(_is_arg_max(seq) for seq in sequences):
             return self._found(sequences, layout, self._to_host([greedy])[0].tolist() if verdict is None else verdict())
         if speculation.tokens is not None and speculation.tokens.device != logits.device:
-            speculation = replace(speculation, tokens=speculation.tokens.to(logits.device, non_blocking=True))
+            speculation = replace(speculation, tokens=to_device(speculation.tokens, logits.device))
         drawn = _drawn_rows(sequences, speculation)
         if all(seq.sampling.greedy for seq in sequences):
             judged = self._greedy(sequences, speculation, layout, logits)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ssd_ascend.runtime.pack import to_device
 from ssd_ascend.training.attention import Segments
 from ssd_ascend.training.conversations import Conversations
 
@@ -76,12 +77,12 @@ def make_batch(data: Conversations, chosen: list[int], batch_tokens: int, device
     owner = np.repeat(np.arange(len(chosen)), lengths)
     nobody = np.full(pad, -1)
     packed = np.stack([*(np.pad(part, (0, pad)) for part in (index, place, left)), np.concatenate((owner, nobody))])
-    sent = _send(torch.from_numpy(packed), device)
+    sent = to_device(torch.from_numpy(packed), device)
     borders = np.concatenate(([0], ends, [batch_tokens] if pad else [])).astype(np.int32)
     own = torch.from_numpy(index)
 
     def take(flat: torch.Tensor) -> torch.Tensor:
-        return _send(torch.nn.functional.pad(flat[own], (0, pad)), device)
+        return to_device(torch.nn.functional.pad(flat[own], (0, pad)), device)
 
     return Batch(
         rows=list(zip(chosen, lengths.tolist(), strict=True)),
@@ -91,10 +92,5 @@ def make_batch(data: Conversations, chosen: list[int], batch_tokens: int, device
         left=sent[2],
         answer=take(data.answer),
         forked=take(data.forked),
-        segments=Segments(_send(torch.from_numpy(borders), device), int(np.diff(borders).max()), sent[3]),
+        segments=Segments(to_device(torch.from_numpy(borders), device), int(np.diff(borders).max()), sent[3]),
     )
-
-
-def _send(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """To the device without waiting for what it is doing."""
-    return x.to(device) if device.type == "cpu" else x.pin_memory().to(device, non_blocking=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ssd_ascend.config.model import ModelConfig
+from ssd_ascend.runtime.pack import to_device
 from ssd_ascend.speculation.base import Branch, Chain, Drafter, DraftSequence, Glue
 from ssd_ascend.speculation.ngram import NgramIndex
 from ssd_ascend.speculation.setup import DrafterKind, DraftSetup
@@ -41,7 +42,7 @@ class NgramDrafter:
 
     def _chain(self, found: Rows[Rows[int]], lookahead: int) -> Chain:
         tokens = torch.tensor([[*row, *[0] * (lookahead - len(row))] for row in found], dtype=torch.int64)
-        tokens = tokens.reshape(len(found), lookahead).to(self._device, non_blocking=True)
+        tokens = to_device(tokens.reshape(len(found), lookahead), self._device)
         return Chain(tokens, [len(row) for row in found], None, [False] * len(found), None)
 
     def glue(self, seqs: Rows[DraftSequence], sent: Rows[Rows[int]], hidden: Rows[torch.Tensor | None]) -> Glue:
