@@ -48,6 +48,11 @@ class TransportError(WorkerError):
     """The line between target and speculator broke or timed out; the target goes on without a speculator."""
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error that may hold a page; its kind where it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name a misspelt `name` most likely meant, or None when nothing is close."""
     matches = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)

@@ -14,7 +14,7 @@ import torch
 from torch import distributed
 
 from ssd_ascend.backends.base import SmallSums
-from ssd_ascend.errors import ConfigError, WorkerError
+from ssd_ascend.errors import ConfigError, WorkerError, first_line
 from ssd_ascend.log import get_logger
 
 TIMEOUT_S: Final = 600.0
@@ -100,7 +100,10 @@ class GroupCollectives:
     def abort(cls) -> None:
         """Wake whoever waits for a rank that will never come; nothing works afterwards."""
         for wake in cls._wakers:
-            wake()
+            try:
+                wake()
+            except RuntimeError as error:  # of a device that is lost, too: the group must end all the same
+                log.warning("who waits for a lost rank could not be told: %s", first_line(error))
         with cls._ending:
             group = distributed.group.WORLD
             if group is not None:
@@ -138,8 +141,9 @@ def join_group(
             device_id=None if device.type == "cpu" else device,
         )
     except (RuntimeError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise WorkerError(f"rank {rank} of {size} found no {library} group within {timeout_s:g} s: {reason}") from error
+        raise WorkerError(
+            f"rank {rank} of {size} found no {library} group within {timeout_s:g} s: {first_line(error)}"
+        ) from error
     group = distributed.group.WORLD
     assert group is not None
     return GroupCollectives(group)

@@ -18,6 +18,7 @@ import torch
 from ssd_ascend.backends.base import AttentionBackend, Backend, CompilingBackend, Graph, GraphCapture
 from ssd_ascend.core.attention import AttentionMetadata
 from ssd_ascend.core.batch import ForwardBatch, Mode, ModelOutput
+from ssd_ascend.errors import first_line
 from ssd_ascend.log import get_logger
 from ssd_ascend.runtime.inputs import Row
 from ssd_ascend.runtime.pack import Pack, to_device
@@ -175,7 +176,7 @@ class GraphRunner:
         try:
             return capture(bucket)
         except RuntimeError as error:
-            _log.warning("no graph for %d rows of %d tokens (%s): they run eagerly", *bucket[1:], brief(error))
+            _log.warning("no graph for %d rows of %d tokens (%s): they run eagerly", *bucket[1:], first_line(error))
             return None
 
     def _holding(self, rows: int, longest: int, tokens: int) -> _Captured | None:
@@ -256,8 +257,3 @@ def _wanted(rows: Rows[Row], lengths: list[int]) -> list[int] | None:
         end += length
         wanted += range(end - row.num_logits, end)
     return wanted
-
-
-def brief(error: RuntimeError) -> str:
-    """The first line of an error that may hold a page."""
-    return str(error).partition("\n")[0]

@@ -14,7 +14,7 @@ import torch
 from ssd_ascend.backends.base import Backend
 from ssd_ascend.config.model import ModelConfig
 from ssd_ascend.config.training import Run, TrainingConfig
-from ssd_ascend.errors import ConfigError
+from ssd_ascend.errors import ConfigError, first_line
 from ssd_ascend.log import fields, get_logger
 from ssd_ascend.text import Tokenizer
 from ssd_ascend.training.conversations import Conversations, check_vocabulary, read_jsonl, split
@@ -55,7 +55,7 @@ class Means:
         try:
             return float(torch.compile(torch.square)(torch.ones(2, device=device)).sum()) == 2.0
         except (RuntimeError, ImportError, OSError) as error:
-            log.warning("functions are not compiled, training is slower: %s", str(error).partition("\n")[0])
+            log.warning("functions are not compiled, training is slower: %s", first_line(error))
             return False
 
     def target(self, path: Path, max_length: int, capture_layers: tuple[int, ...] | None = None) -> Target:

@@ -16,6 +16,7 @@ from ssd_ascend.backends.base import Graph
 from ssd_ascend.config.training import SynthesisConfig
 from ssd_ascend.core.attention import AttentionMetadata
 from ssd_ascend.core.batch import ForwardBatch, Mode
+from ssd_ascend.errors import first_line
 from ssd_ascend.kv.cache import KVCache
 from ssd_ascend.log import get_logger
 from ssd_ascend.runtime.model_runner import ModelRunner
@@ -109,7 +110,7 @@ class Slots:
             try:
                 self._graph = self._graphs.capture(self.step)  # which runs it once, too
             except RuntimeError as error:
-                _log.info("writing without a graph: %s", str(error).partition("\n")[0])
+                _log.info("writing without a graph: %s", first_line(error))
                 self._graphs = None
         for _ in range(steps):
             if self._graph is not None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import distributed
 
-from ssd_ascend.errors import TransportError
+from ssd_ascend.errors import TransportError, first_line
 
 _TAG: Final = 0
 _WAKE_TAG: Final = 1
@@ -40,7 +40,7 @@ class GlooPeer:
             self._group = backend(store, rank, 2, options)
         except RuntimeError as error:
             raise TransportError(
-                f"no link to rank {self._other} within {timeout_s:g} s: {_first_line(error)}"
+                f"no link to rank {self._other} within {timeout_s:g} s: {first_line(error)[:200]}"
             ) from error
 
     def send(self, buffer: torch.Tensor, timeout_s: float) -> None:
@@ -48,14 +48,14 @@ class GlooPeer:
         try:
             self._group.send([buffer], self._other, _TAG).wait(timedelta(seconds=timeout_s))
         except RuntimeError as error:
-            raise TransportError(f"the other side is gone or does not read: {_first_line(error)}") from error
+            raise TransportError(f"the other side is gone or does not read: {first_line(error)[:200]}") from error
 
     def recv(self, buffer: torch.Tensor) -> None:
         """See `Peer.recv`."""
         try:
             self._group.recv([buffer], self._other, _TAG).wait(_FOR_EVER)
         except RuntimeError as error:
-            raise TransportError(f"the other side is gone: {_first_line(error)}") from error
+            raise TransportError(f"the other side is gone: {first_line(error)[:200]}") from error
 
     def close(self) -> None:
         """See `Peer.close`. A wait that times out is the one thing that makes gloo close its pairs."""
@@ -99,14 +99,10 @@ def join_at(host: str, port: int, generation: int, *, timeout_s: float) -> GlooP
     try:
         store = distributed.TCPStore(host, port, 2, False, timedelta(seconds=timeout_s), wait_for_workers=False)
     except RuntimeError as error:
-        raise TransportError(f"cannot reach the store at {host}:{port}: {_first_line(error)}") from error
+        raise TransportError(f"cannot reach the store at {host}:{port}: {first_line(error)[:200]}") from error
     return join(store, 1, generation, host=host, timeout_s=timeout_s)
 
 
 def _room(store: distributed.Store, generation: int) -> distributed.PrefixStore:
     """Keys of one generation; those that a dead worker left behind belong to another."""
     return distributed.PrefixStore(f"speculator/{generation}", store)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

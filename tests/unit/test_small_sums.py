@@ -72,3 +72,15 @@ def test_a_group_whose_ranks_are_lost_is_gone_when_closed(tmp_path: Path) -> Non
     group.close(lost=True)
     assert not distributed.is_initialized()
     group.close(lost=True)
+
+
+def test_a_device_that_cannot_be_told_does_not_keep_the_group(tmp_path: Path) -> None:
+    class Lost(Doubling):
+        def abort(self) -> None:
+            raise RuntimeError("the device is in error")
+
+    group = join_group("gloo", distributed.FileStore(str(tmp_path / "store"), 1), 0, 1, torch.device("cpu"))
+    group.use(Lost())
+    GroupCollectives.abort()
+    assert not distributed.is_initialized()
+    group.close(lost=True)

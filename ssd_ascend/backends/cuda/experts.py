@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from ssd_ascend.backends.base import Experts
+from ssd_ascend.errors import first_line
 from ssd_ascend.log import get_logger
 
 _log = get_logger(__name__)
@@ -53,5 +54,5 @@ def is_exact(experts: Experts, count: int, hidden: int, *, dtype: torch.dtype, d
         parts = [experts(x[:rows], crowd[:rows]) for rows in _ROWS]
         return same and torch.equal(first, whole[:1]) and all(torch.equal(p, whole[: len(p)]) for p in parts)
     except RuntimeError as error:
-        _log.warning("torch's grouped matrix product fails here: %s", str(error).partition("\n")[0])
+        _log.warning("torch's grouped matrix product fails here: %s", first_line(error))
         return False

@@ -12,7 +12,7 @@ import torch
 from torch import distributed
 from torch._C._distributed_c10d import _SymmetricMemory
 
-from ssd_ascend.errors import TransportError
+from ssd_ascend.errors import TransportError, first_line
 
 
 class PeerMemory:
@@ -30,8 +30,7 @@ class PeerMemory:
             self._handle = shared.rendezvous(self._own, group.group_name)
             self.blocks = [self._handle.get_buffer(rank, (num_bytes,), torch.uint8) for rank in range(group.size())]
         except RuntimeError as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise TransportError(f"no memory shared between {group.size()} devices: {reason}") from error
+            raise TransportError(f"no memory shared between {group.size()} devices: {first_line(error)}") from error
         distributed.barrier(group=group)  # nobody writes before all blocks are zeros
 
 

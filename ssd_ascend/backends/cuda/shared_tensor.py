@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from ssd_ascend.errors import TransportError
+from ssd_ascend.errors import TransportError, first_line
 
 _DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -37,6 +37,5 @@ def open_shared(text: str, device: torch.device) -> torch.Tensor:
         tensor = torch.empty(0, dtype=_DTYPES[dtype], device=device).set_(storage, offset, shape, stride)
         tensor[:1].sum().item()
     except RuntimeError as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise TransportError(f"device {device} cannot read the other's memory: {reason}") from error
+        raise TransportError(f"device {device} cannot read the other's memory: {first_line(error)}") from error
     return tensor

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import torch
 
 from ssd_ascend.backends.base import CompilingBackend, GraphCapture, StepwiseAttention
+from ssd_ascend.errors import first_line
 from ssd_ascend.log import get_logger
-from ssd_ascend.runtime.graphs import Rehearsal, brief
+from ssd_ascend.runtime.graphs import Rehearsal
 from ssd_ascend.runtime.model_runner import ModelRunner, chooser, ranker
 from ssd_ascend.speculation.drafters.captured_ahead import Beside, CapturedAhead
 from ssd_ascend.speculation.drafters.captured_chain import CapturedChains
@@ -99,7 +100,7 @@ def _rounds(setup: DraftSetup, parts: DraftParts, graphs: GraphCapture, catch_up
         if beside is not None:
             ahead = CapturedAhead(parts, graphs, beside, lookahead=setup.lookahead, counts=counts, max_rows=rows)
     except RuntimeError as error:
-        _log.warning("no graphs for rounds of %d branches (%s): they go step by step", setup.width, brief(error))
+        _log.warning("no graphs for rounds of %d branches (%s): they go step by step", setup.width, first_line(error))
         return Captured(chains)
     return Captured(chains, forks, ahead)
 

@@ -15,8 +15,8 @@ import torch
 from ssd_ascend.backends.base import Graph, GraphCapture, StepwiseAttention
 from ssd_ascend.core.attention import AttentionMetadata
 from ssd_ascend.core.batch import Mode, ModelOutput
+from ssd_ascend.errors import first_line
 from ssd_ascend.log import get_logger
-from ssd_ascend.runtime.graphs import brief
 from ssd_ascend.runtime.static import ahead_batch, ahead_fields, write_ahead
 from ssd_ascend.speculation.drafters.feed import DraftParts, Feed, FeedSize, StaticFeed, feed_sizes
 
@@ -117,7 +117,7 @@ class CapturedChains:
             try:
                 self._capture(chain, graphs)
             except RuntimeError as error:
-                _log.warning("no graph for chains of %d rows (%s): they go step by step", size.rows, brief(error))
+                _log.warning("no graph for chains of %d rows (%s): they go step by step", size.rows, first_line(error))
                 continue
             self._chains.insert(0, chain)
 
