@@ -21,6 +21,7 @@ from ssd_ascend.backends.base import Backend
 from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.config.model import ModelConfig
 from ssd_ascend.core.sampling import SamplingParams
+from ssd_ascend.planner.shapes import distinct_experts
 from ssd_ascend.weights.loader import read_config
 
 _COPY_BYTES = {"cpu": 128 << 20}
@@ -55,7 +56,7 @@ def step_bytes(config: ModelConfig, *, dtype_bytes: int, rows: int, context: int
     sparse = config.num_layers - len(experts.dense_layers) if experts else 0
     inner = (config.num_layers - sparse) * float(config.intermediate_size)
     if experts:
-        taken = experts.count * (1.0 - (1.0 - experts.per_token / experts.count) ** rows)
+        taken = distinct_experts(experts.count, experts.per_token, rows)
         inner += sparse * (taken * experts.intermediate_size + experts.count / 3)  # a router is one matrix, not three
     weights = config.num_layers * attention + config.hidden_size * (3 * inner + config.vocab_size)
     cached = 2 * config.num_layers * config.num_kv_heads * config.head_dim * rows * context

@@ -276,7 +276,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     result["command"] = shlex.join(["python", "-m", "bench.server_soak", *given])
     if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        report.write_json(args.json, result)
     told = {"seen": result["seen"], "growth_percent": result["growth_percent"], "failures": result["failures"][:9]}
     print(json.dumps(told, indent=1))
     return 1 if result["failures"] else 0

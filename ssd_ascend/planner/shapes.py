@@ -20,7 +20,12 @@ class Experts:
 
     def distinct(self, rows: int) -> float:
         """How many of them `rows` tokens take together, were they taken at random."""
-        return self.count * (1.0 - (1.0 - self.per_token / self.count) ** rows)
+        return distinct_experts(self.count, self.per_token, rows)
+
+
+def distinct_experts(count: int, per_token: int, rows: int) -> float:
+    """How many of `count` experts `rows` tokens take together, were they taken at random."""
+    return count * (1.0 - (1.0 - per_token / count) ** rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,9 +19,9 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ssd_ascend.serve.errors import error_body
+from ssd_ascend.serve.http_wire import MAX_HEAD_BYTES
 
-MAX_HEAD_BYTES = 64 << 10
-_KEEP_ALIVE_S = 75.0
+_KEEP_ALIVE_S = 75
 """Longer than clients keep an unused connection, so that none sends a request into a closing one."""
 _LINGER_S = 1.0
 """How long we go on reading from who was refused: closing at once would reset the line before our answer is read."""
@@ -54,7 +54,7 @@ class HttpServer(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_keep_alive=round(_KEEP_ALIVE_S),
+            timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=round(patience.stop_s + _BACKSTOP_S),
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         )

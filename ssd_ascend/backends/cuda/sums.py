@@ -46,7 +46,7 @@ class SharedMemorySums:
     def fits(self, x: torch.Tensor) -> bool:
         """Whether a sum of this size and kind can be had; all ranks say the same."""
         size = x.numel() * x.element_size()
-        return 0 < size <= _MOST_BYTES and size % 4 == 0 and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+        return 0 < size <= _MOST_BYTES and size % 4 == 0 and x.dtype in kernel.KINDS
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of contiguous `x` over ranks, in place."""

@@ -17,7 +17,7 @@ WORDS = 256
 """Payload words of 4 bytes that one program of one warp carries."""
 _MOST_LOOKS = 1 << 26
 """About a minute of looking for what does not come; then the sum is not a number, and says so."""
-_KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
 def all_reduce(
@@ -34,7 +34,7 @@ def all_reduce(
         _all_reduce,
         (triton.cdiv(words, WORDS),),
         x.view(-1).view(torch.int32), inboxes, turns, broken, words, capacity,
-        RANK=rank, SIZE=size, WIDE=x.dtype is torch.float32, KIND=_KINDS[x.dtype], WORDS=WORDS, LOOKS=_MOST_LOOKS,
+        RANK=rank, SIZE=size, WIDE=x.dtype is torch.float32, KIND=KINDS[x.dtype], WORDS=WORDS, LOOKS=_MOST_LOOKS,
         OVERLAP=overlap,
         num_warps=1, launch_pdl=overlap,
     )  # fmt: skip
