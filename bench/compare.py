@@ -17,7 +17,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder, where `bench` would mean bench.py
 
-from bench.report import load, markdown
+from bench.report import is_number, load, markdown
 from ssd_ascend.errors import ConfigError, SsdError
 
 _FLOOR = 0.02
@@ -47,11 +47,19 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]
     changes = []
     for row in after["rows"]:
         if (match := old.get(_key(row))) is not None:
-            metrics = [name for name in row if f"{name}_lo" in row and f"{name}_lo" in match and name not in _SKIPPED]
+            metrics = [name for name in row if name not in _SKIPPED and _has_band(row, name) and _has_band(match, name)]
             if not metrics:
-                changes += [_told(row, name, match) for name in _CLIENTS_SAW if row.get(name) and match.get(name)]
+                changes += [
+                    _told(row, name, match)
+                    for name in _CLIENTS_SAW
+                    if all(is_number(each.get(name)) and each[name] for each in (row, match))
+                ]
             changes += [change for name in metrics if (change := _change(_key(row), name, match, row)) is not None]
     return changes
+
+
+def _has_band(row: Mapping[str, Any], name: str) -> bool:
+    return all(is_number(row.get(f"{name}{end}")) for end in ("", "_lo", "_hi"))
 
 
 def _key(row: Mapping[str, Any]) -> str:

@@ -90,11 +90,18 @@ def load(path: Path) -> dict[str, Any]:
     """A result file; ConfigError when it is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     if not isinstance(value, dict) or not isinstance(value.get("rows"), list):
         raise ConfigError(f"{path} is no result of a benchmark: it has no rows")
+    if not all(isinstance(row, dict) for row in value["rows"]):
+        raise ConfigError(f"{path} is no result of a benchmark: a row of it holds no named numbers")
     return value
+
+
+def is_number(value: object) -> bool:
+    """Whether a row's value can be computed with."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -123,11 +130,12 @@ def _cell(row: Row, key: str) -> str:
     if value is None:
         return ""
     if key == "same_answers":
-        return f"{value}/{row['answers']}"
+        return f"{value}/{row.get('answers')}"
     if key in ("tokens_per_s", "speedup", "vs_transformers"):
         digits = 1 if key == "tokens_per_s" else 2
-        middle, low, high = (f"{row[name]:.{digits}f}" for name in (key, f"{key}_lo", f"{key}_hi"))
-        return middle if row.get("runs") == 1 else f"{middle} ({low}..{high})"
+        shown = [row.get(name) for name in (key, f"{key}_lo", f"{key}_hi")]
+        middle, *band = [f"{each:.{digits}f}" for each in shown if is_number(each)] or [str(value)]
+        return middle if row.get("runs") == 1 or len(band) < 2 else f"{middle} ({band[0]}..{band[1]})"
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
@@ -174,14 +182,17 @@ def tables(outcome: Mapping[str, Any]) -> str:
     rows: list[Row] = outcome["rows"]
     told = ("model", "dtype", "device", "threads", "prompts", "output_len", "temperature")
     head = ", ".join(f"{name} {outcome[name]}" for name in told if outcome.get(name) is not None)
-    load = f"load average {outcome['load_before']} before, {outcome['load_after']} after"
-    parts = [f"{head}; {outcome['machine']}; {load}"]
+    known = [head, str(outcome.get("machine", "machine unknown"))]
+    if "load_before" in outcome and "load_after" in outcome:
+        known.append(f"load average {outcome['load_before']} before, {outcome['load_after']} after")
+    parts = ["; ".join(filter(None, known))]
     if "notice" in outcome:
         parts.append(str(outcome["notice"]))
     if rows and "clients" in rows[0]:
         parts.append(online_table(rows))
-    elif rows and "rounds" in rows[0]:
-        parts.append(markdown(list(rows[0]), [[_cell(row, key) for key in rows[0]] for row in rows]))
+    elif rows and ("rounds" in rows[0] or not any("mode" in row for row in rows)):
+        keys = list(dict.fromkeys(key for row in rows for key in row))
+        parts.append(markdown(keys, [[_cell(row, key) for key in keys] for row in rows]))
     else:
         queued = ("ttft_ms",) if outcome.get("continuous") else ()  # prompts that wait for their turn, not for us
         parts += [main_table(rows, leave_out=queued), breakdown_table(rows), acceptance_table(rows)]
@@ -200,7 +211,7 @@ def online_table(rows: Sequence[Row]) -> str:
         "start_to_ready_s": "ready s", "start_to_first_token_s": "start to first token s",
     }  # fmt: skip
     keys = [key for key in titles if any(row.get(key) is not None for row in rows)]
-    cells = [["" if row.get(key) is None else f"{row[key]:g}" for key in keys] for row in rows]
+    cells = [[f"{row[key]:g}" if is_number(row.get(key)) else str(row.get(key) or "") for key in keys] for row in rows]
     return markdown([titles[key] for key in keys], cells)
 
 

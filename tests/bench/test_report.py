@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench import report
+from bench import compare, report
 from bench.join import join
 
 COMMON = {"machine": "m", "device": "cpu", "load_before": 0.1, "load_after": 0.2, "continuous": True}
@@ -64,3 +64,25 @@ def test_the_hosts_spans_are_not_summed_up_where_a_device_works_behind_them() ->
     row = {"mode": "sd", "batch": 1, "own_ms": 7.0, "forward_ms": 1.0}
     assert "| own " in report.breakdown_table([row])
     assert "| own " not in report.breakdown_table([row | {"host_ms": 1.0}])
+
+
+@pytest.mark.parametrize("file", sorted(Path("bench/results").glob("*.json")), ids=lambda file: str(file.stem))
+def test_every_result_here_can_be_shown(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main([str(file)]) == 0
+    assert "|" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rows", ["[1, 2]", '[{"mode": "x", "tokens_per_s": "y"}, null]', "[" * 100_000])
+def test_what_is_no_result_is_one_sentence(rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.json").write_text(f'{{"rows": {rows}}}')
+    for main, files in ((report.main, ["x.json"]), (compare.main, ["x.json", "x.json"])):
+        assert main([str(tmp_path / file) for file in files]) == 2
+        assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_numbers_that_are_missing_or_none_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd: dict[str, Any] = {"mode": "x", "batch": 1, "tokens_per_s": 3.0, "speedup": "y", "speedup_lo": None, "runs": 2}
+    (tmp_path / "x.json").write_text(json.dumps({"rows": [odd]}))
+    assert report.main([str(tmp_path / "x.json")]) == 0
+    assert "3.0" in capsys.readouterr().out
+    assert compare.compare({"rows": [odd]}, {"rows": [odd]})[0].metric == "tokens_per_s"
