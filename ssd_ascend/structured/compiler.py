@@ -104,9 +104,12 @@ class GrammarCompiler:
         matcher: llguidance.LLMatcher = library.LLMatcher(
             self._tokenizer, _spelt(grammar, library.LLMatcher), log_level=0, limits=_limits()
         )
-        if matcher.is_error():
+        trial = matcher.deep_copy()
+        if not trial.is_error():
+            trial.compute_bitmask()  # some compile and cannot begin
+        if trial.is_error():
             raise RequestError(
-                f"{_NAMES[grammar.kind]} cannot be enforced: {_summary([matcher.get_error()])}", param="grammar"
+                f"{_NAMES[grammar.kind]} cannot be enforced: {_summary([trial.get_error()])}", param="grammar"
             )
         return matcher
 

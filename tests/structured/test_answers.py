@@ -164,14 +164,27 @@ def test_drafts_know_the_grammar(pair: Path) -> None:
     assert found.stats.speculation.accepted > 0.9 * found.stats.speculation.drafted - 4 * len(names)
 
 
-def test_an_unsound_grammar_is_refused_and_the_engine_goes_on(pair: Path) -> None:
+UNSOUND = {
+    "no pattern": Grammar.regex("("),
+    "begins with itself": Grammar.lark("start: start"),
+    "rules of each other": Grammar.lark("start: a\na: a"),
+    "is its own part": Grammar.json_schema({"$ref": "#"}),
+}
+
+
+@pytest.mark.parametrize("what", UNSOUND)
+def test_an_unsound_grammar_is_refused_and_the_engine_goes_on(pair: Path, what: str) -> None:
+    """Also one that compiles, and cannot begin."""
     engine = make_engine(pair)
     try:
         from ssd_ascend.core.request import EngineRequest
 
-        bad = SamplingParams(temperature=0.0, max_tokens=5, grammar=Grammar.regex("("))
-        with pytest.raises(RequestError, match="regular expression"):
+        bad = SamplingParams(temperature=0.0, max_tokens=5, grammar=UNSOUND[what])
+        with pytest.raises(
+            RequestError, match=r"(regular expression|grammar|JSON schema) cannot be enforced"
+        ) as refused:
             engine.submit(EngineRequest(id=0, prompt_token_ids=[5, 6], sampling=bad))
+        assert refused.value.param == "grammar"
         assert not engine.has_work
     finally:
         engine.close()
