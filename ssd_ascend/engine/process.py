@@ -93,6 +93,7 @@ class _Loop:
         self._channel = channel
         self._engine = engine
         self._report_s = 0.0
+        self._reported: Stats | None = None
         self._stopping = False
 
     def run(self, commands: Sequence[Command]) -> None:
@@ -100,8 +101,10 @@ class _Loop:
             self._obey(command)
         while not self._stopping:
             if not self._engine.has_work:
-                self._report_stats()
-            for command in self._channel.commands(wait=not self._engine.has_work):
+                self._report_stats(only_news=not commands)
+            # a worker may be lost, and be back, while nobody asks for anything
+            commands = self._channel.commands(wait=not self._engine.has_work, most_s=_STATS_EVERY_S)
+            for command in commands:
                 self._obey(command)
             if self._engine.has_work and not self._stopping:
                 deltas = self._engine.step()
@@ -132,9 +135,13 @@ class _Loop:
         except RequestError as error:
             self._channel.send(Rejected(request.id, str(error), error.param))
 
-    def _report_stats(self) -> None:
+    def _report_stats(self, *, only_news: bool = False) -> None:
         self._report_s = time.monotonic() + _STATS_EVERY_S
-        self._channel.send(Stats(self._engine.stats(), self._engine.health()))
+        health = self._engine.health()  # which looks after the worker's counters, too
+        stats = Stats(self._engine.stats(), health)
+        if not only_news or stats != self._reported:
+            self._channel.send(stats)
+        self._reported = stats
 
 
 def _fail(channel: EngineChannel, message: str) -> int:

@@ -286,6 +286,8 @@ class WorkerClient:
 
     def health(self) -> str | None:
         """See `Speculator.health`."""
+        self.stats.worker_alive = self._link.current() is not None
+        self.stats.worker_restarts = self._link.restarts
         return self._link.health()
 
     def close(self) -> None:

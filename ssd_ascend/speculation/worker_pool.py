@@ -137,6 +137,8 @@ class WorkerPool:
 
     def health(self) -> str | None:
         """None when all are in service, else how many are not, and why the first is not."""
+        self.stats.worker_alive = any(link.current() is not None for link in self._links)
+        self.stats.worker_restarts = sum(link.restarts for link in self._links)
         missing = [reason for client in self._clients if (reason := client.health()) is not None]
         if not missing:
             return None
