@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Final
 
-from ssd_ascend.errors import ConfigError
+from ssd_ascend.errors import ConfigError, TransportError
 from ssd_ascend.log import get_logger
 from ssd_ascend.speculation.draft_worker import DraftWorker
 from ssd_ascend.speculation.setup import DraftSetup
@@ -68,6 +68,9 @@ class ThreadLink(UnsupervisedLink):
                 self._worker = Worker(self._line, hello, generation=0)
                 self._ready.set()
                 worker.serve()
+        except TransportError as error:
+            log.info("draft worker leaves: %s", error)
+            self._failure = str(error)
         except Exception as error:
             log.exception("draft worker lost, serving without speculation")
             self._failure = f"{type(error).__name__}: {error}"
