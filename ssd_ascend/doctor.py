@@ -63,8 +63,18 @@ class Report:
 
     @property
     def can_serve(self) -> bool:
-        """Whether some device can serve with what is installed."""
-        return any(device.usable for device in self.devices) and not any(name in CORE for name in self.missing)
+        """Whether some device, the one of `SSD_DEVICE` where it is set, can serve with what is installed."""
+        return bool(self.usable) and not any(name in CORE for name in self.missing)
+
+    @property
+    def wanted(self) -> str | None:
+        """The device that `SSD_DEVICE` asks for."""
+        return self.environment.get("SSD_DEVICE")
+
+    @property
+    def usable(self) -> list[str]:
+        """Devices that can serve, of those that may."""
+        return [device.name for device in self.devices if device.usable and self.wanted in (None, device.name)]
 
 
 def has_module(name: str) -> bool:
@@ -213,8 +223,8 @@ def rows(report: Report) -> list[tuple[str, str, str]]:
     table.append(("ok" if report.embedded_model else "!!", "embedded model", report.embedded_model or "not installed"))
     table += [("ok", name, value) for name, value in report.environment.items()]
     table += [("!!", f"missing {what}", command) for what, command in report.missing.items()]
-    usable = ", ".join(device.name for device in report.devices if device.usable)
-    verdict = f"ready: can serve on {usable}" if report.can_serve else "cannot serve on any device yet"
+    nowhere = "on any device" if report.wanted is None else f"on {report.wanted}, which SSD_DEVICE asks for,"
+    verdict = f"ready: can serve on {', '.join(report.usable)}" if report.can_serve else f"cannot serve {nowhere} yet"
     return [*table, ("ok" if report.can_serve else "!!", "verdict", verdict)]
 
 

@@ -58,6 +58,16 @@ def test_the_verdict_needs_a_device_and_the_core_packages() -> None:
     assert report(missing={"extra 'serve'": "pip install y"}).can_serve
 
 
+@pytest.mark.parametrize(("device", "ready"), [("cpu", True), ("npu", False), ("tpu", False)])
+def test_the_verdict_is_about_the_device_that_the_environment_asks_for(device: str, ready: bool) -> None:
+    asked = dataclasses.replace(report(), environment={"SSD_DEVICE": device})
+    assert asked.can_serve is ready
+    *_, (_, _, verdict) = doctor.rows(asked)
+    assert verdict == (
+        "ready: can serve on cpu" if ready else f"cannot serve on {device}, which SSD_DEVICE asks for, yet"
+    )
+
+
 def test_the_table_shows_marks_remedies_and_commands() -> None:
     lines = doctor.render(doctor.rows(report(missing={"extra 'serve'": "pip install y"}))).splitlines()
     squeezed = [" ".join(line.split()) for line in lines]
