@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -12,10 +11,9 @@ from starlette.responses import Response
 from ssd_ascend.engine.async_engine import EngineUnavailableError
 from ssd_ascend.errors import RequestError
 from ssd_ascend.log import get_logger
+from ssd_ascend.serve.http_answers import error_body
 
 log = get_logger(__name__)
-
-_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class ApiError(Exception):
@@ -41,12 +39,6 @@ def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
     """The error with the field's name in an endpoint that calls it otherwise."""
     param = names.get(error.param, error.param) if error.param else None
     return RequestError(error.message, param=param, code=error.code, remedy=error.remedy)
-
-
-def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
-    """The JSON of an error."""
-    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
 def error_response(

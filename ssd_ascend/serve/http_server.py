@@ -1,25 +1,25 @@
 """uvicorn as this project runs it: clients that keep us waiting are let go, what is no HTTP is told so in our shape.
 
-`serve/server.py` makes one for every address it listens on. Bodies have a clock of their own (`ServerState.read_body`).
+`serve/server.py` makes one for every address it listens on. `http_parser.py` reads the requests; bodies have a clock of
+their own (`ServerState.read_body`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-import h11
+import httptools
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from ssd_ascend.serve.errors import error_body
-from ssd_ascend.serve.http_wire import MAX_HEAD_BYTES
+from ssd_ascend.serve.http_answers import error
+from ssd_ascend.serve.http_parser import BadRequestError, StrictParser
 
 _KEEP_ALIVE_S = 75
 """Longer than clients keep an unused connection, so that none sends a request into a closing one."""
@@ -56,7 +56,6 @@ class HttpServer(uvicorn.Server):
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=round(patience.stop_s + _BACKSTOP_S),
-            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         )
         super().__init__(config)
 
@@ -71,16 +70,21 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-class _Connection(H11Protocol):
-    """uvicorn's connection, with a clock on the head of a request and one on an answer that is not read."""
+class _Connection(HttpToolsProtocol):
+    """uvicorn's connection with our parser, a clock on the head of a request, and one on an answer that is not read."""
 
     def __init__(self, *args: Any, patience: Patience, refused: Refused, **more: Any) -> None:
         super().__init__(*args, **more)
+        self._requests = StrictParser(self)
+        self.parser = cast(httptools.HttpRequestParser, self._requests)  # all that uvicorn asks it for is there
         self._patience = patience
         self._refused = refused
         self._head_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
-        self._is_refused = False
+        self._answers_due = 0
+        self._refusal: BadRequestError | None = None
+
+    # -- the line ----------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn does
         super().connection_made(transport)
@@ -93,19 +97,19 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_refused:
+        if self._refusal is not None:
             return
-        super().data_received(data)
-        if self.cycle is None or self.cycle.response_complete:
+        self._unset_keepalive_if_required()
+        try:
+            self._requests.feed_data(data)
+        except BadRequestError as refusal:
+            self._refuse(refusal)
+            return
+        if not self._answers_due:
             self._time_the_head()
         elif self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.cycle.response_complete and self.conn.trailing_data[0]:
-            self._time_the_head()  # the next one has begun
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -117,13 +121,23 @@ class _Connection(H11Protocol):
             self._unread_timer = None
         super().resume_writing()
 
-    def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn where h11 raised: what came is no request."""
-        error = sys.exception()
-        if isinstance(error, h11.RemoteProtocolError):
-            self._refuse(error.error_status_hint, f"this is no HTTP/1.1 request: {error}")
-        else:
-            self._refuse(400, msg)
+    # -- requests and answers ----------------------------------------------------------------------------------------
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._answers_due += 1
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._answers_due -= 1
+        if self._answers_due:
+            return
+        if self._refusal is not None:
+            self._tell(self._refusal)
+        elif self._requests.is_in_head:
+            self._time_the_head()  # the next one has begun
+
+    # -- giving up ---------------------------------------------------------------------------------------------------
 
     def _time_the_head(self) -> None:
         if self._head_timer is None and not self.transport.is_closing():
@@ -131,11 +145,10 @@ class _Connection(H11Protocol):
 
     def _give_up_on_head(self) -> None:
         self._head_timer = None
-        is_under_way = self.cycle is not None and not self.cycle.response_complete
-        if self.transport.is_closing() or is_under_way:
+        if self.transport.is_closing() or self._answers_due or self._refusal is not None:
             return
-        if self.conn.trailing_data[0]:
-            self._refuse(408, f"the head of the request took longer than {self._patience.head_s:g} s")
+        if self._requests.is_in_head:
+            self._refuse(BadRequestError(408, f"the head of the request took longer than {self._patience.head_s:g} s"))
         else:
             self.transport.close()
 
@@ -144,18 +157,23 @@ class _Connection(H11Protocol):
         self._note(0, f"the client read nothing of its answer for {self._patience.unread_s:g} s")
         self.transport.abort()
 
-    def _refuse(self, status: int, message: str) -> None:
-        self._note(status, message)
-        body = error_body(status, message)
-        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
-        try:
-            head = self.conn.send(h11.Response(status_code=status, headers=headers, reason=b""))
-            rest = (self.conn.send(h11.Data(data=body)), self.conn.send(h11.EndOfMessage()))
-        except h11.LocalProtocolError:  # an answer is under way, and nothing can be said beside it
-            self.transport.abort()
+    def _refuse(self, refusal: BadRequestError) -> None:
+        """Read no more. The client is told once the answers are out that are due to it."""
+        self._refusal = refusal
+        self._note(refusal.status, str(refusal))
+        if self._answers_due and self.cycle.more_body and not self.cycle.response_started:
+            self.cycle.disconnected = True  # its body broke; for who waits for the rest of it, the client has left
+            self.cycle.message_event.set()
+            self.pipeline = type(self.pipeline)(each for each in self.pipeline if each[0] is not self.cycle)
+            self._answers_due -= 1
+        if not self._answers_due:
+            self._tell(refusal)
+
+    def _tell(self, refusal: BadRequestError) -> None:
+        if self.transport.is_closing():
             return
-        self._is_refused = True
-        self.transport.write(b"".join(part or b"" for part in (head, *rest)))
+        self._unset_keepalive_if_required()
+        self.transport.write(error(refusal.status, str(refusal)))
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.loop.call_later(_LINGER_S, self.transport.close)

@@ -1,35 +1,29 @@
-"""Just enough HTTP/1.1 for a reverse proxy: one request in, its head rewritten, the answer passed on byte for byte.
+"""Just enough HTTP/1.1 for a reverse proxy: one request in, its head written anew, the answer passed on byte for byte.
 
-Every answer ends with the connection, so that `router.py` need not find out where it ends. `ray_front.py`, which hands
-answers to somebody who writes heads of his own, takes them apart with `read_answer`.
+Requests are read by the server's own parser (`http_parser.py`), so that a replica never understands another request
+than the router did. Every answer ends with the connection, so that `router.py` need not
+find out where it ends. `ray_front.py`, which hands answers to somebody who writes heads of his own, takes them apart
+with `read_answer`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-MAX_HEAD_BYTES = 64 << 10
+from ssd_ascend.serve.http_parser import MAX_HEAD_BYTES, BadRequestError, StrictParser
+
 MAX_BODY_BYTES = 32 << 20
 _HOP = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade", b"expect"})
 """Headers that are between two neighbours only."""
-REASONS = {400: "Bad Request", 411: "Length Required", 413: "Content Too Large", 502: "Bad Gateway"}
-REASONS |= {200: "OK", 503: "Service Unavailable", 431: "Request Header Fields Too Large"}
-
-
-class BadRequestError(Exception):
-    """What came is no request we can pass on; `status` says how so."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+"""Headers that say where a body ends; we say so ourselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request, whole."""
+    """A request, whole. Names of headers in lower case."""
 
     method: str
     path: str
@@ -38,51 +32,67 @@ class Request:
 
     def onward(self, client: str) -> bytes:
         """The request as we send it to a replica."""
-        kept = [(name, value) for name, value in self.headers if name.lower() not in _HOP]
+        kept = [(name, value) for name, value in self.headers if name not in _HOP | _FRAMING]
         lines = [f"{self.method} {self.path} HTTP/1.1".encode("latin-1")]
         lines += [name + b": " + value for name, value in kept]
         lines += [b"Connection: close", b"X-Forwarded-For: " + client.encode("latin-1", "replace")]
+        lines += [b"Content-Length: %d" % len(self.body)]
         return b"\r\n".join(lines) + b"\r\n\r\n" + self.body
 
 
+class _Incoming:
+    """A request on its way in, as the parser tells of it. What comes behind it is nobody's."""
+
+    def __init__(self) -> None:
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._body = bytearray()
+        self.parser = StrictParser(self)
+        self.request: Request | None = None
+
+    def on_message_begin(self) -> None:
+        if self.request is not None:
+            raise BadRequestError(400, "one request a connection")
+
+    def on_url(self, url: bytes) -> None:
+        self._url = url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self._check_size(next((int(value) for name, value in self._headers if name == b"content-length"), 0))
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+        self._check_size(len(self._body))
+
+    def on_message_complete(self) -> None:
+        method, path = self.parser.get_method().decode("latin-1"), self._url.decode("latin-1")
+        self.request = Request(method, path, tuple(self._headers), bytes(self._body))
+
+    def _check_size(self, size: int) -> None:
+        if size > MAX_BODY_BYTES:
+            raise BadRequestError(413, f"the body is over the limit of {MAX_BODY_BYTES} bytes")
+
+
 async def read_request(reader: asyncio.StreamReader) -> Request | None:
-    """The next request; None when the client left without one. Raises BadRequestError."""
-    try:
-        head = await reader.readuntil(b"\r\n\r\n")
-    except asyncio.IncompleteReadError:
-        return None
-    except asyncio.LimitOverrunError:
-        raise BadRequestError(431, f"the head of the request is over {MAX_HEAD_BYTES} bytes") from None
-    first, *lines = head[:-4].split(b"\r\n")
-    parts = first.split(b" ")
-    if len(parts) != 3 or not parts[2].startswith(b"HTTP/1."):
-        raise BadRequestError(400, "this is no HTTP/1.1 request")
-    headers = []
-    for line in lines:
-        name, colon, value = line.partition(b":")
-        if not colon or not name or name != name.strip():
-            raise BadRequestError(400, "a header of the request is malformed")
-        headers.append((name, value.strip()))
-    body = await _read_body(reader, headers)
-    return Request(parts[0].decode("latin-1"), parts[1].decode("latin-1"), tuple(headers), body)
-
-
-async def _read_body(reader: asyncio.StreamReader, headers: list[tuple[bytes, bytes]]) -> bytes:
-    values = {name.lower(): value for name, value in headers}
-    if b"transfer-encoding" in values:
-        raise BadRequestError(411, "send the body with a Content-Length")
-    lengths = {value for name, value in headers if name.lower() == b"content-length"}
-    if not lengths:
-        return b""
-    (length, *others) = lengths
-    if others or not length.isdigit():
-        raise BadRequestError(400, "Content-Length is no number, or two")
-    if int(length) > MAX_BODY_BYTES:
-        raise BadRequestError(413, f"the body is over the limit of {MAX_BODY_BYTES} bytes")
-    try:
-        return await reader.readexactly(int(length))
-    except asyncio.IncompleteReadError:
-        raise BadRequestError(400, "the client left before it had sent its request") from None
+    """The first request of a connection; None when the client left without one. Raises BadRequestError."""
+    incoming = _Incoming()
+    has_begun = False
+    while incoming.request is None:
+        data = await reader.read(MAX_HEAD_BYTES)
+        if not data and has_begun:
+            raise BadRequestError(400, "the client left before it had sent its request")
+        if not data:
+            return None
+        has_begun = True
+        try:
+            incoming.parser.feed_data(data)
+        except BadRequestError:
+            if incoming.request is None:  # else it was about what comes behind it
+                raise
+    return incoming.request
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +121,3 @@ async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 async def _rest(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
     while data := await reader.read(MAX_HEAD_BYTES):
         yield data
-
-
-def answer(status: int, body: bytes, content_type: str) -> bytes:
-    """A whole answer of our own."""
-    head = (
-        f"HTTP/1.1 {status} {REASONS[status]}\r\nContent-Type: {content_type}\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode() + body
-
-
-def error(status: int, message: str) -> bytes:
-    """An error in OpenAI's shape."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    body = {"error": {"message": message, "type": kind, "param": None, "code": None}}
-    return answer(status, json.dumps(body).encode(), "application/json")

@@ -13,11 +13,16 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ssd_ascend.log import get_logger
-from ssd_ascend.serve.http_wire import MAX_HEAD_BYTES, BadRequestError, Request, answer, error, read_request
+from ssd_ascend.serve.http_answers import answer, error
+from ssd_ascend.serve.http_parser import MAX_HEAD_BYTES, BadRequestError
+from ssd_ascend.serve.http_wire import Request, read_request
 from ssd_ascend.serve.routing import Replica, block_names, choose
 
 _CHUNK = 64 << 10
+_READ_S = 60.0
+"""How long a request may take to arrive."""
 _CONNECT_S = 2.0
+_LINGER_S = 1.0
 _PROBE_S = 5.0
 _PROBE_EVERY_S = 0.5
 log = get_logger(__name__)
@@ -94,15 +99,18 @@ class Router:
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            request = await read_request(reader)
+            async with asyncio.timeout(_READ_S):
+                request = await read_request(reader)
+        except TimeoutError:
+            await _refuse(BadRequestError(408, f"the request took longer than {_READ_S:g} s to arrive"), reader, writer)
+            return
         except BadRequestError as bad:
-            writer.write(error(bad.status, str(bad)))
-            await writer.drain()
+            await _refuse(bad, reader, writer)
             return
         if request is None:
             return
         passing = asyncio.create_task(self.handle(request, writer))
-        leaving = asyncio.create_task(reader.read(1))  # nothing more is due from the client but its leaving
+        leaving = asyncio.create_task(_read_to_end(reader))  # nothing more is due from the client but its leaving
         await asyncio.wait((passing, leaving), return_when=asyncio.FIRST_COMPLETED)
         for task in (leaving, passing):
             if not task.done():
@@ -191,6 +199,20 @@ class Router:
         lines += ["# TYPE ssd_router_prefix_requests_total counter"]
         lines += [f"ssd_router_prefix_requests_total {self._served_by_prefix}", ""]
         return "\n".join(lines)
+
+
+async def _read_to_end(reader: asyncio.StreamReader) -> None:
+    while await reader.read(_CHUNK):
+        pass
+
+
+async def _refuse(bad: BadRequestError, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Say why, and read on for a moment: closing at once would reset the line before our answer is read."""
+    writer.write(error(bad.status, str(bad)))
+    writer.write_eof()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            await _read_to_end(reader)
 
 
 async def _relay(request: Request, replica: Replica, writer: Sink, *, may_refuse: bool) -> bool:

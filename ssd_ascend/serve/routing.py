@@ -73,7 +73,7 @@ def block_names(body: bytes) -> list[bytes]:
     """The names of a request's whole blocks; none when it is no JSON that the server would take, or short."""
     try:
         request = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     text = _prompt_text(request) if isinstance(request, dict) else ""
     names: list[bytes] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -23,6 +24,7 @@ from pydantic import ValidationError
 from ssd_ascend.serve.protocol import ChatRequest, CompletionRequest
 from tests.serve.fake_engine import MAX_MODEL_LEN
 from tests.serve.live import PATIENCE_S, LiveServer, eventually
+from tests.serve.odd_requests import ALLOWED, REFUSED, chunked
 
 COMPLETIONS = "/v1/completions"
 HI: dict[str, Any] = {"prompt": "hi", "max_tokens": 4}
@@ -66,24 +68,46 @@ def post_of(body: dict[str, Any], *headers: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("sent", "status", "words"),
+    ("sent", "status"),
     [
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(60) + b"\r\n\r\n", 400, "no HTTP/1.1"),
-        (b"GET /health HTTP/1.1\r\n\r\n", 400, "Host"),
-        (b"GET /health HTTP/1.1\r\nHost: x\r\nX: a\x00b\r\n\r\n", 400, "header"),
-        (b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X: a\r\n" * 50_000 + b"\r\n", 431, "too long"),
-        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\n", 400, "Content-Length"),
-        (b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400, "chunk"),
-        (b"GET /hea", 408, "2 s"),
+        *REFUSED.values(),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(60) + b"\r\n\r\n", 400),
+        (chunked(b"zz\r\n"), 400),
+        (b"GET /hea", 408),
     ],
-    ids=["tls", "no host", "a null", "headers without end", "two lengths", "no chunk", "half a head"],
+    ids=[*REFUSED, "tls", "no chunk", "half a head"],
 )
-def test_what_is_no_request(live: LiveServer, sent: bytes, status: int, words: str) -> None:
-    head, _, body = answer_to(live, sent).partition(b"\r\n\r\n")
+def test_what_is_no_request_ends_its_connection(live: LiveServer, sent: bytes, status: int) -> None:
+    """Whatever stands behind it is not read as another request."""
+    said = answer_to(live, sent + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * (status != 408))
+    head, _, body = said.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status)
     error = json.loads(body)["error"]
     assert set(error) == {"message", "type", "param", "code"}
-    assert words in error["message"]
+
+
+@pytest.mark.parametrize("sent", ALLOWED.values(), ids=ALLOWED)
+def test_what_is_clear_is_answered_and_what_follows_too(live: LiveServer, sent: bytes) -> None:
+    last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    expected = 400 if b"POST" in sent else 200
+    said = answer_to(live, sent + last)
+    assert [int(code) for code in re.findall(rb"HTTP/1\.1 (\d+) ", said)] == [expected, 200]
+
+
+def test_a_trailer_is_no_header(parrot: Path) -> None:
+    last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    with LiveServer("--model", str(parrot), "--api-key", "secret") as own:
+        own.wait_until_ready()
+        said = answer_to(own, chunked(b"0\r\nAuthorization: Bearer secret\r\n\r\n") + last)
+        assert said.startswith(b"HTTP/1.1 401 ")
+
+
+def test_many_requests_in_one_packet_are_answered_in_turn(live: LiveServer) -> None:
+    asked = [post_of({**HI, "prompt": str(number)}) for number in range(20)]
+    said = answer_to(live, b"".join(asked) + b"\x00")
+    texts = [json.loads(body)["choices"][0]["text"][0] for body in re.findall(rb"\{.*\"choices\".*\}", said)]
+    assert texts == [str(number)[0] for number in range(20)]
+    assert b"HTTP/1.1 400 " in said.rpartition(b"choices")[2]
 
 
 def test_who_says_nothing_is_hung_up_on(live: LiveServer) -> None:

@@ -1,0 +1,73 @@
+"""The router reads requests under the server's rules, and what it sends onward says the same in one way only."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from ssd_ascend.serve.http_parser import BadRequestError
+from ssd_ascend.serve.http_wire import MAX_BODY_BYTES, Request, read_request
+from tests.serve.odd_requests import ALLOWED, REFUSED, get, post
+
+
+def read(sent: bytes, *, piece: int = 1 << 16) -> Request | None:
+    async def main() -> Request | None:
+        reader = asyncio.StreamReader()
+        reading = asyncio.create_task(read_request(reader))
+        for start in range(0, len(sent), piece):
+            reader.feed_data(sent[start : start + piece])
+            await asyncio.sleep(0)
+        reader.feed_eof()
+        return await reading
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(("sent", "status"), REFUSED.values(), ids=REFUSED)
+def test_what_could_be_misunderstood_is_refused(sent: bytes, status: int) -> None:
+    with pytest.raises(BadRequestError) as refused:
+        read(sent)
+    assert refused.value.status == status
+
+
+@pytest.mark.parametrize("sent", ALLOWED.values(), ids=ALLOWED)
+@pytest.mark.parametrize("piece", [7, 1 << 16])
+def test_what_is_clear_is_read_in_pieces_of_any_size(sent: bytes, piece: int) -> None:
+    found = read(sent, piece=piece)
+    assert found is not None
+    assert (found.path, found.body) == (("/tokenize", b"abc") if found.method == "POST" else ("/health", b""))
+
+
+def test_onward_a_body_has_one_length_and_nothing_of_the_line_before() -> None:
+    found = read(ALLOWED["a trailer"].replace(b"Host: x", b"Host: x\r\nConnection: keep-alive\r\nX-Mine: 1"))
+    assert found is not None
+    head, _, body = found.onward("10.0.0.1").partition(b"\r\n\r\n")
+    assert head.split(b"\r\n") == [
+        b"POST /tokenize HTTP/1.1", b"host: x", b"x-mine: 1",
+        b"Connection: close", b"X-Forwarded-For: 10.0.0.1", b"Content-Length: 3",
+    ]  # fmt: skip
+    assert body == b"abc"
+
+
+def test_what_follows_a_request_is_nobodys() -> None:
+    for tail in (get(), b"\r\n", b"\x00garbage"):
+        found = read(post(b"Content-Length: 3\r\n") + tail)
+        assert found is not None
+        assert found.body == b"abc"
+
+
+def test_a_body_is_bounded_by_what_it_says_and_by_what_comes() -> None:
+    for sent in (
+        post(b"Content-Length: %d\r\n" % (MAX_BODY_BYTES + 1)),
+        post(b"Transfer-Encoding: chunked\r\n", b"%x\r\n" % (MAX_BODY_BYTES + 1) + b"a" * (MAX_BODY_BYTES + 1)),
+    ):
+        with pytest.raises(BadRequestError) as refused:
+            read(sent)
+        assert refused.value.status == 413
+
+
+def test_a_client_that_leaves() -> None:
+    assert read(b"") is None
+    with pytest.raises(BadRequestError, match="left"):
+        read(post(b"Content-Length: 9\r\n"))
