@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
+from ssd_ascend.core.advance import Advance
 from ssd_ascend.core.attention import AttentionMetadata
 
 
@@ -138,6 +139,15 @@ class RankingOps(Protocol):
 
     def top_few(self, logits: torch.Tensor, count: int) -> torch.Tensor:
         """float32 [R, V] -> the `count` likeliest tokens of each row, best first (the first of equals), int64."""
+        ...
+
+
+@runtime_checkable
+class AdvancingOps(Protocol):
+    """Operators that work out the next round's numbers in one launch."""
+
+    def advance(self, to: Advance) -> None:
+        """See `runtime.advance.advance`: the very same numbers."""
         ...
 
 

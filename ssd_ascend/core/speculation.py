@@ -45,6 +45,8 @@ class Speculation:
     looked_up: host, per row; True when the speculation cache was asked for the row. Empty: it never was.
     host_tokens: the drafts on the host, where whoever proposes has them there; None when nobody has. What a grammar
         lets follow depends on them, and is worked out while the target's forward is under way.
+    under_way: host, per row; the row of the verification that was queued before anybody asked, see
+        `engine/rounds_ahead.py`. Empty: none was.
     """
 
     tokens: torch.Tensor | None
@@ -54,6 +56,7 @@ class Speculation:
     has_law: list[bool] = field(default_factory=list)
     looked_up: list[bool] = field(default_factory=list)
     host_tokens: list[list[int]] | None = None
+    under_way: list[int] = field(default_factory=list)
 
     @staticmethod
     def declined(num_rows: int) -> Speculation:

@@ -18,7 +18,8 @@ from ssd_ascend.engine.engine import Engine
 from ssd_ascend.engine.executor import Executor
 from ssd_ascend.engine.gather import gather_ranks
 from ssd_ascend.engine.identity import EngineInfo, EngineLimits
-from ssd_ascend.engine.run_ahead import RunAhead
+from ssd_ascend.engine.rounds_ahead import RoundsAhead
+from ssd_ascend.engine.run_ahead import Ahead, RunAhead
 from ssd_ascend.engine.scheduler import Scheduler
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.kv.blocks import BlockManager
@@ -27,7 +28,7 @@ from ssd_ascend.runtime.graphs import captured_tokens
 from ssd_ascend.runtime.load import CacheSize, LoadedModel, choose_block_size, choose_dtype, load_runner
 from ssd_ascend.runtime.threads import settle_threads
 from ssd_ascend.runtime.token_masks import TokenMasks
-from ssd_ascend.speculation.base import Speculator
+from ssd_ascend.speculation.base import AheadSpeculator, Speculator
 from ssd_ascend.speculation.registry import DRAFTERS, SPECULATORS
 from ssd_ascend.speculation.setup import DrafterKind, DraftSetup, TargetFacts, TargetSide
 from ssd_ascend.speculation.verifier import Verifier
@@ -57,10 +58,10 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> E
         device = backend.device(0)
         collectives = SingleRank() if ranks is None else ranks.collectives
         target = load_target(config, backend, device, collectives, capture_layers=capture, progress=progress)
-        ahead = RunAhead(target.runner) if ranks is None and _may_run_ahead(config, backend) else None
-        executor = Executor(target.runner, ranks, ahead)
+        executor = Executor(target.runner, ranks)
         side = _target_side(config, backend, target, executor, path, draft_path, kind, capture)
         speculator = SPECULATORS.get(config.speculation.speculator)(side)
+        executor.ahead = _ahead(config, target, speculator) if _may_run_ahead(config, backend) else None
         engine = _assemble(config, backend, device, target, executor, speculator, side, max_model_len)
         undo.pop_all()
     settle_threads(backend.capabilities, config.threads)
@@ -68,11 +69,20 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> E
 
 
 def _may_run_ahead(config: EngineConfig, backend: Backend) -> bool:
-    """Whether the next step of plain decoding is queued before this one's tokens are known."""
+    """Whether the next step may be queued before this one's tokens are known."""
     able = backend.capabilities
     if able.host_memory:  # the host is the device: a step queued early would only hold this one's tokens back
         return False
-    return config.graphs and able.graphs and able.device_lengths and not config.speculation.enabled
+    return config.graphs and able.graphs and able.device_lengths and config.tensor_parallel == 1
+
+
+def _ahead(config: EngineConfig, target: LoadedModel, speculator: Speculator) -> Ahead | None:
+    """Who does that: nobody, where drafts come from elsewhere or by other means than captured graphs."""
+    if not config.speculation.enabled:
+        return RunAhead(target.runner)
+    if isinstance(speculator, AheadSpeculator) and speculator.goes_ahead:
+        return RoundsAhead(target.runner, speculator, lookahead=config.speculation.max_lookahead)
+    return None
 
 
 def open_backend(config: EngineConfig) -> Backend:
@@ -202,7 +212,9 @@ def _target_side(
     )
     if config.speculation.enabled:
         setup = kind.settle(setup, executor)
-    return TargetSide(kind=kind, setup=setup, features=kv if capture else None)
+    graphs, per_row = target.runner.graphs, config.speculation.max_lookahead + 1
+    verifications = graphs.inputs(per_row) if graphs is not None and _may_run_ahead(config, backend) else None
+    return TargetSide(kind=kind, setup=setup, features=kv if capture else None, verifications=verifications)
 
 
 def _assemble(

@@ -17,7 +17,7 @@ from ssd_ascend.core.batch import Mode, ModelOutput
 from ssd_ascend.core.plan import StepPlan
 from ssd_ascend.core.speculation import Speculation
 from ssd_ascend.distributed.launch import Ranks
-from ssd_ascend.engine.run_ahead import SLOTS, RunAhead
+from ssd_ascend.engine.run_ahead import Ahead
 from ssd_ascend.engine.step_message import pack_step
 from ssd_ascend.runtime.inputs import Row, build_batch, place_drafts, target_rows
 from ssd_ascend.runtime.model_runner import ModelRunner
@@ -28,10 +28,10 @@ _Context = Callable[[], AbstractContextManager[None]]
 class Executor:
     """The target. `ranks` are the other ones of a target that has several."""
 
-    def __init__(self, runner: ModelRunner, ranks: Ranks | None = None, ahead: RunAhead | None = None) -> None:
-        """`ahead` queues steps early; only for a target that nobody drafts for."""
+    def __init__(self, runner: ModelRunner, ranks: Ranks | None = None) -> None:
         self.runner = runner
-        self._ahead = ahead
+        self.ahead: Ahead | None = None
+        """What queues steps early; only for a target of one rank."""
         self.kv, self.block_size, self.device = runner.kv, runner.block_size, runner.device
         self._ranks = ranks
         self._explaining: Callable[[], AbstractContextManager[None]] = (
@@ -41,31 +41,34 @@ class Executor:
     @property
     def slots_ahead(self) -> int:
         """See `Scheduler`."""
-        return 0 if self._ahead is None else SLOTS
+        return 0 if self.ahead is None else self.ahead.slots
 
     def forward(self, plan: StepPlan, speculation: Speculation) -> ModelOutput:
         """Prefill, decode and verify rows in one ragged batch; logits rows lie in the order of `plan.sampled`.
 
         Raises WorkerError when a rank is lost.
         """
-        if self._ahead is not None:
-            return self._forward_ahead(plan, self._ahead)
+        if self.ahead is not None:
+            return self._forward_ahead(plan, speculation, self.ahead)
+        return self._forward(plan, speculation)
+
+    def _forward(self, plan: StepPlan, speculation: Speculation) -> ModelOutput:
         drafts = _on_host(speculation)
         if drafts is not None:
             return self.run(*target_rows(plan, drafts))
         mode, rows = target_rows(plan, [[0] * n for n in speculation.num_tokens])
         return self.run(mode, rows, drafts=speculation)
 
-    def _forward_ahead(self, plan: StepPlan, ahead: RunAhead) -> ModelOutput:
+    def _forward_ahead(self, plan: StepPlan, speculation: Speculation, ahead: Ahead) -> ModelOutput:
         """The step itself, as far as it is not under way already, and then the one after it."""
-        output = ahead.take(plan)
+        output = ahead.take(plan, speculation)
         if output is None:
-            output = self.run(*target_rows(plan, [[] for _ in plan.decoding]))
+            output = self._forward(plan, speculation)
         elif plan.prefills:
             rest = self.run(*target_rows(StepPlan([], plan.prefills), []))
             return ModelOutput(logits=torch.cat((output.logits, rest.logits)))
         with trace.span("ahead"):
-            return ahead.queue_next(plan, output)
+            return ahead.queue_next(plan, speculation, output)
 
     def run(self, mode: Mode, rows: Rows[Row], *, drafts: Speculation | None = None) -> ModelOutput:
         """One forward of these rows on every rank. `drafts` replaces placeholders by tokens that the device has.

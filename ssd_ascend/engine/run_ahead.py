@@ -9,18 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Rows
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
 from ssd_ascend.core.batch import Mode, ModelOutput
 from ssd_ascend.core.plan import DecodeRow, StepPlan
+from ssd_ascend.core.speculation import Speculation
 from ssd_ascend.runtime.inputs import Row, build_batch
 from ssd_ascend.runtime.model_runner import ModelRunner
 from ssd_ascend.runtime.pack import Arriving, to_device
 
-SLOTS = 1
-"""KV slots that a sequence needs beyond those of the step it is in; see `Scheduler.slots_ahead`."""
+
+class Ahead(Protocol):
+    """What queues steps before it is asked for them: single ones here, whole rounds in `rounds_ahead.py`."""
+
+    slots: int
+    """KV slots that a sequence needs beyond those of the step it is in; see `Scheduler.slots_ahead`."""
+
+    def take(self, plan: StepPlan, speculation: Speculation) -> ModelOutput | None:
+        """The output for the decode rows of this plan, if they are all under way."""
+        ...
+
+    def queue_next(self, plan: StepPlan, speculation: Speculation, output: ModelOutput) -> ModelOutput:
+        """Queue the step after this one where that can be; returns the output, whose `verdict` is then on its way."""
+        ...
 
 
 class _Queued(NamedTuple):
@@ -37,12 +50,14 @@ class RunAhead:
     What a dropped step wrote, it wrote behind the tokens of sequences, where whoever computes there writes again.
     """
 
+    slots = 1
+
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._queued: _Queued | None = None
 
-    def take(self, plan: StepPlan) -> ModelOutput | None:
-        """The output for the decode rows of this plan, if they are all under way."""
+    def take(self, plan: StepPlan, speculation: Speculation) -> ModelOutput | None:
+        """See `Ahead`; nobody drafts here."""
         queued, self._queued = self._queued, None
         if queued is None or not plan.decoding:
             return None
@@ -54,12 +69,12 @@ class RunAhead:
             index.append(found)
         return _only(queued.output, index)
 
-    def queue_next(self, plan: StepPlan, output: ModelOutput) -> ModelOutput:
-        """Queue the step after this one where that can be; returns the output, whose `verdict` is then on its way."""
+    def queue_next(self, plan: StepPlan, speculation: Speculation, output: ModelOutput) -> ModelOutput:
+        """See `Ahead`."""
         going = [i for i, row in enumerate(plan.decoding) if row.seq.num_remaining > 1]
         seqs = [plan.decoding[i].seq for i in going]
         graphs, size = self._runner.graphs, self._runner.block_size
-        if graphs is None or output.greedy is None or plan.prefills or not seqs or not _is_greedy(plan.decoding):
+        if graphs is None or output.greedy is None or plan.prefills or not seqs or not is_greedy(plan.decoding):
             return output
         if any(len(seq.block_table) * size <= seq.num_tokens for seq in seqs):
             return output
@@ -67,7 +82,7 @@ class RunAhead:
         assert output.greedy is not None
         tokens = output.greedy[:, 0].clamp(min=0)  # -1: no finite logits, and the row ends
         if len(going) < len(plan.decoding):
-            tokens = tokens.index_select(0, _on_device(going, tokens.device))
+            tokens = tokens.index_select(0, on_device(going, tokens.device))
         rows = [Row((0,), seq.num_tokens, seq.block_table, 1) for seq in seqs]
         batch = build_batch(
             Mode.DECODE, rows, block_size=size, device=self._runner.device, input_ids=tokens, staging=graphs
@@ -78,7 +93,7 @@ class RunAhead:
         return output
 
 
-def _is_greedy(rows: Rows[DecodeRow]) -> bool:
+def is_greedy(rows: Rows[DecodeRow]) -> bool:
     """Whether the arg-max of the logits as they are is all that is asked."""
     return all(
         row.seq.sampling.greedy and row.seq.sampling.is_plain and row.seq.sampling.logprobs is None for row in rows
@@ -89,10 +104,11 @@ def _only(output: ModelOutput, rows: list[int]) -> ModelOutput:
     """These rows of an output."""
     if rows == list(range(output.logits.shape[0])):
         return output
-    index = _on_device(rows, output.logits.device)
+    index = on_device(rows, output.logits.device)
     greedy = None if output.greedy is None else output.greedy.index_select(0, index)
     return ModelOutput(logits=output.logits.index_select(0, index), greedy=greedy)
 
 
-def _on_device(rows: list[int], device: torch.device) -> torch.Tensor:
+def on_device(rows: list[int], device: torch.device) -> torch.Tensor:
+    """Row numbers, queued for the device."""
     return to_device(torch.tensor(rows, dtype=torch.int64), device)

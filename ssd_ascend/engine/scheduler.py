@@ -279,7 +279,8 @@ class Scheduler:
         self._stats.generation_tokens += ending.num_kept
         self.blocks.register(seq.block_table, seq.token_ids, seq.num_computed_tokens)
         if ending.reason is None:
-            self.blocks.trim(seq.block_table, seq.num_tokens)
+            # a round that is queued already writes behind the last token: its blocks must stay this sequence's
+            self.blocks.trim(seq.block_table, seq.num_tokens + max(0, self.slots_ahead - 1))
         else:
             seq.stop_token = ending.stop_token
             self._finish(seq, ending.reason)

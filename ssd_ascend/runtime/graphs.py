@@ -116,6 +116,13 @@ class _Staged(NamedTuple):
     wanted: list[int] | None
 
 
+class StaticInputs(NamedTuple):
+    """What captured forwards read, smallest first: numbers written there between `stage` and `replay` are the ones."""
+
+    batches: list[ForwardBatch]
+    block_size: int
+
+
 class GraphRunner:
     """The captured forwards of one model. Outputs of a replay hold until the next replay of the same bucket."""
 
@@ -128,11 +135,19 @@ class GraphRunner:
         self._capture_exactly: Callable[[Bucket], _Captured] | None = None
         self._full = False
         self._staged: _Staged | None = None
+        self._block_size = 0
+        self.max_len = 0
+        """Positions that a row of a captured step may reach."""
 
     @property
     def buckets(self) -> list[Bucket]:
         """Those that replay, smallest first."""
         return [captured.buffers.bucket for captured in self._captured]
+
+    def inputs(self, per_row: int) -> StaticInputs:
+        """Those of graphs of `per_row` tokens a row."""
+        buckets = (captured.buffers for captured in self._captured)
+        return StaticInputs([own.batch for own in buckets if own.bucket.per_row == per_row], self._block_size)
 
     def capture(
         self, backend: Backend, device: torch.device, buckets: Iterable[Bucket], *, block_size: int, max_len: int
@@ -141,6 +156,7 @@ class GraphRunner:
         graphs = backend.graphs(device)
         if graphs is None:
             return
+        self._block_size, self.max_len = block_size, max_len
         one = partial(self._capture_one, device, block_size, max_len, graphs)
         if not backend.capabilities.padded_graphs:
             self._capture_exactly = one

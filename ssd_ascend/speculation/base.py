@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from ssd_ascend.core.batch import ForwardBatch
 from ssd_ascend.core.plan import DecodeRow
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.core.sequence import Sequence
@@ -221,6 +222,55 @@ class ForeseeingDrafter(Protocol):
 
         `counts`: guesses for each depth of a speculation of so many drafts. hurry: the target waits for this, so that a
         branch may be a draft shorter where that saves a forward.
+        """
+        ...
+
+
+class Verdict(NamedTuple):
+    """A verification under way, as far as the host knows it: `ModelOutput.greedy` of all its rows, and of each sequence
+    that goes on, its first row there, its drafts, and the position of its last token."""
+
+    greedy: torch.Tensor
+    first: list[int]
+    num_drafts: list[int]
+    start: list[int]
+
+
+@runtime_checkable
+class FollowingDrafter(Protocol):
+    """A drafter beside its target that may be told of a verdict before the host has seen it."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether it is prepared for that here."""
+        ...
+
+    def follow(self, seqs: Rows[DraftSequence], verdict: Verdict, verify: ForwardBatch) -> torch.Tensor | None:
+        """Queue a chain after whatever the verdict will be; the inputs of its verification go into the staged `verify`.
+
+        Returns the drafts, good until the next call; None where it cannot be. `seqs` are as of before the verdict.
+        """
+        ...
+
+    def followed(self, seq: DraftSequence, drafts: Rows[int] | None) -> None:
+        """The verdict is there, and in `seq`. drafts None: the next chain is under way, so that all it made of the new
+        tokens is computed; else those that stood: entries were made for them, and no more is queued."""
+        ...
+
+
+@runtime_checkable
+class AheadSpeculator(Protocol):
+    """A speculator whose rounds may be queued before the verdict of the one before is on the host."""
+
+    @property
+    def goes_ahead(self) -> bool:
+        """Whether it is prepared for that here."""
+        ...
+
+    def draft_ahead(self, sequences: Rows[Sequence], verdict: Verdict, verify: ForwardBatch) -> bool:
+        """Queue drafting after a verdict, see `FollowingDrafter.follow`; False where it cannot be.
+
+        The next `propose` that is asked for some of these sequences says which rows of `verify` are theirs.
         """
         ...
 

@@ -19,6 +19,7 @@ from ssd_ascend.distributed.collectives import SingleRank
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.kv.blocks import BlockManager
 from ssd_ascend.kv.cache import KVCache
+from ssd_ascend.runtime.graphs import StaticInputs
 from ssd_ascend.runtime.inputs import Row
 from ssd_ascend.runtime.load import CacheSize, LoadedModel, choose_block_size, choose_dtype, load_runner
 from ssd_ascend.runtime.token_masks import TokenMasks
@@ -69,6 +70,8 @@ class DraftSetup:
     """The target's model, where the drafter lives in its process and may borrow its embedding and head."""
     feature_store: torch.Tensor | None = None
     """The target's features by slot, where the drafter lives beside it and reads them there."""
+    verifications: StaticInputs | None = None
+    """Of the target's captured verifications, where a drafter beside it may write the next one's."""
     grammars: GrammarCompiler | None = None
     """The target's compiler of grammars, likewise; a drafter elsewhere makes one of its own."""
 
@@ -193,12 +196,14 @@ class DrafterKind(NamedTuple):
 class TargetSide:
     """What a speculator is built from.
 
-    `features` reads the target's captured hidden states, None when there are none.
+    `features` reads the target's captured hidden states, None when there are none. verifications: the inputs of its
+    captured ones, where rounds may be queued ahead.
     """
 
     kind: DrafterKind
     setup: DraftSetup
     features: FeatureReader | None
+    verifications: StaticInputs | None = None
 
 
 SpeculatorKind = Callable[[TargetSide], Speculator]

@@ -95,9 +95,9 @@ class Verifier:
         step found of them (`ModelOutput.greedy`), `verdict`: the same on its way to the host, or None.
         """
         layout = _Layout.of(len(sequences), speculation)
-        assert logits.shape[0] == layout.num_rows, f"{logits.shape[0]} logit rows for {layout.num_rows} sampled ones"
         if greedy is not None and all(_is_arg_max(seq) for seq in sequences):
             return self._found(sequences, layout, self._to_host([greedy])[0].tolist() if verdict is None else verdict())
+        assert logits.shape[0] == layout.num_rows, f"{logits.shape[0]} logit rows for {layout.num_rows} sampled ones"
         if speculation.tokens is not None and speculation.tokens.device != logits.device:
             speculation = replace(speculation, tokens=to_device(speculation.tokens, logits.device))
         drawn = _drawn_rows(sequences, speculation)

@@ -16,8 +16,9 @@ import triton.language as tl
 from ssd_ascend.backends.base import AttentionSpec
 from ssd_ascend.backends.cpu.ops import PlainOps
 from ssd_ascend.backends.cuda.attention import PagedAttention
-from ssd_ascend.backends.cuda.kernels import choice, linear, small
+from ssd_ascend.backends.cuda.kernels import advance, choice, linear, small
 from tests.backends.conformance import close, expected, make_case, run_case, spec_of, with_tree
+from tests.backends.test_advance import check_all
 
 CANNOT = 3
 """Exit status where this interpreter does not run what the kernels are made of."""
@@ -84,12 +85,18 @@ def small_ones() -> None:
     assert value.tolist() == logits.max(dim=1).values.tolist()
 
 
+def next_round() -> None:
+    """Numbers of the next round from a verdict."""
+    check_all(lambda to: advance.advance(to, overlap=False), torch.device("cpu"))
+
+
 CASES: dict[str, Callable[[], None]] = {
     "attention-together": lambda: attention(1, torch.float16),
     "attention-by-tile": lambda: attention(1000, torch.float16, ((1, 150), (3, 3)), ((2, 140),)),
     "attention-float32": lambda: attention(1, torch.float32),
     "matrices": matrices,
     "small": small_ones,
+    "next-round": next_round,
 }
 
 

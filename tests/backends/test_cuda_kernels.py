@@ -10,7 +10,7 @@ import sys
 import pytest
 
 CANNOT = 3
-CASES = ("attention-together", "attention-by-tile", "attention-float32", "matrices", "small")
+CASES = ("attention-together", "attention-by-tile", "attention-float32", "matrices", "small", "next-round")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")

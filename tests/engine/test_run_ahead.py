@@ -12,8 +12,9 @@ import pytest
 
 from ssd_ascend.core.request import EngineRequest
 from ssd_ascend.core.sampling import SamplingParams
+from ssd_ascend.core.speculation import Speculation
 from ssd_ascend.engine.engine import Engine
-from ssd_ascend.engine.run_ahead import SLOTS, RunAhead
+from ssd_ascend.engine.run_ahead import RunAhead
 from tests.engine.harness import DEVICE, make_engine
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
@@ -24,16 +25,16 @@ class Counting(RunAhead):
 
     taken = 0
 
-    def take(self, plan):  # type: ignore[no-untyped-def]  # as the method it wraps
-        output = super().take(plan)
+    def take(self, plan, speculation):  # type: ignore[no-untyped-def]  # as the method it wraps
+        output = super().take(plan, speculation)
         self.taken += output is not None
         return output
 
 
 def engine_of(pair: Path, *, ahead: bool, **options: object) -> Engine:
     engine = make_engine(pair, **options)
-    engine._executor._ahead = Counting(engine._executor.runner) if ahead else None
-    engine._scheduler.slots_ahead = SLOTS if ahead else 0
+    engine._executor.ahead = Counting(engine._executor.runner) if ahead else None
+    engine._scheduler.slots_ahead = RunAhead.slots if ahead else 0
     return engine
 
 
@@ -64,7 +65,7 @@ def both(pair: Path, sampling: Sequence[SamplingParams], *, every: int, aborted:
     """Compare with an engine that does not run ahead; how many steps were under way already."""
     plain = answers(engine_of(pair, ahead=False, **options), PROMPTS, sampling, every=every, aborted=aborted)
     engine = engine_of(pair, ahead=True, **options)
-    counting = engine._executor._ahead
+    counting = engine._executor.ahead
     assert isinstance(counting, Counting)
     assert answers(engine, PROMPTS, sampling, every=every, aborted=aborted) == plain
     assert any(len(tokens) > 10 for tokens in plain.values())
@@ -96,11 +97,11 @@ def test_a_step_ahead_is_of_this_very_position(pair: Path) -> None:
     engine.submit(EngineRequest(id=0, prompt_token_ids=[5, 6, 7], sampling=GREEDY))
     engine.step()
     engine.step()
-    ahead, sequence = engine._executor._ahead, engine._scheduler._queues.by_id[0]
+    ahead, sequence = engine._executor.ahead, engine._scheduler._queues.by_id[0]
     assert ahead is not None
     plan = engine._scheduler.schedule()
     sequence.token_ids.append(1)  # as if more had been committed than one token
-    assert ahead.take(plan) is None
+    assert ahead.take(plan, Speculation.declined(1)) is None
     engine.close()
 
 

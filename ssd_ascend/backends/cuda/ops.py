@@ -8,8 +8,10 @@ import torch.nn.functional as F
 from ssd_ascend.backends.base import Experts, Linear
 from ssd_ascend.backends.cuda.experts import grouped_experts, is_exact
 from ssd_ascend.backends.cuda.kernels import choice, small
+from ssd_ascend.backends.cuda.kernels.advance import advance
 from ssd_ascend.backends.cuda.kernels.linear import linear
 from ssd_ascend.backends.cuda.kernels.top_few import top_few
+from ssd_ascend.core.advance import Advance
 from ssd_ascend.log import get_logger
 
 _log = get_logger(__name__)
@@ -76,6 +78,10 @@ class CudaOps:
     def top_few(self, logits: torch.Tensor, count: int) -> torch.Tensor:
         """The likeliest tokens of every row [R, V], best first: [R, count]."""
         return top_few(logits, count, overlap=self._overlap)
+
+    def advance(self, to: Advance) -> None:
+        """The next round's numbers from a verdict."""
+        advance(to, overlap=self._overlap)
 
     def embedding(self, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Rows of weight [V, H] for ids [T] -> [T, H]."""

@@ -13,11 +13,13 @@ import torch
 from ssd_ascend.backends.base import CompilingBackend, GraphCapture, StepwiseAttention
 from ssd_ascend.errors import first_line
 from ssd_ascend.log import get_logger
-from ssd_ascend.runtime.graphs import Rehearsal
+from ssd_ascend.runtime.advance import advancer
+from ssd_ascend.runtime.graphs import Rehearsal, StaticInputs
 from ssd_ascend.runtime.model_runner import ModelRunner, chooser, ranker
 from ssd_ascend.speculation.drafters.captured_ahead import Beside, CapturedAhead
 from ssd_ascend.speculation.drafters.captured_chain import CapturedChains
 from ssd_ascend.speculation.drafters.captured_forks import CapturedForks
+from ssd_ascend.speculation.drafters.captured_next import CapturedNext
 from ssd_ascend.speculation.drafters.feed import DraftParts, FeatureTable
 from ssd_ascend.speculation.fan_out import FixedFanOut, make_fan_out
 from ssd_ascend.speculation.setup import DraftSetup
@@ -32,6 +34,7 @@ class Captured(NamedTuple):
     chains: CapturedChains | None = None
     forks: CapturedForks | None = None
     ahead: CapturedAhead | None = None
+    following: CapturedNext | None = None
 
 
 NOTHING = Captured()
@@ -74,7 +77,7 @@ def capture(
     _log.info(
         "captured %d chains and %d parts of rounds in %.1f s",
         *(sum(len(part) for part in kind if part is not None)
-          for kind in ((captured.chains,), (captured.forks, captured.ahead))),
+          for kind in ((captured.chains, captured.following), (captured.forks, captured.ahead))),
         time.monotonic() - began,
     )  # fmt: skip
     return captured
@@ -84,6 +87,8 @@ def _rounds(setup: DraftSetup, parts: DraftParts, graphs: GraphCapture, catch_up
     """All that this device and configuration can have."""
     rows = setup.target.max_num_seqs
     chains = CapturedChains(parts, graphs, lookahead=setup.lookahead, max_rows=rows, per_row=catch_up)
+    if setup.verifications is not None:
+        return Captured(chains, following=_following(setup, parts, graphs, setup.verifications))
     if not setup.width or setup.config.fan_out == "auto" or setup.config.lookahead == "auto":
         return Captured(chains)  # guesses take the host
     fan_out = make_fan_out(setup.config.fan_out, setup.lookahead)
@@ -103,6 +108,15 @@ def _rounds(setup: DraftSetup, parts: DraftParts, graphs: GraphCapture, catch_up
         _log.warning("no graphs for rounds of %d branches (%s): they go step by step", setup.width, first_line(error))
         return Captured(chains)
     return Captured(chains, forks, ahead)
+
+
+def _following(
+    setup: DraftSetup, parts: DraftParts, graphs: GraphCapture, verifications: StaticInputs
+) -> CapturedNext | None:
+    """Rounds after verdicts that only the device has; where entries are fed features, those of the target's store."""
+    if parts.table is not None and parts.table.store is None:
+        return None
+    return CapturedNext(parts, graphs, verifications, advancer(setup.backend), lookahead=setup.lookahead)
 
 
 def _goes_ahead(setup: DraftSetup, parts: DraftParts, counts: Rows[int]) -> bool:

@@ -11,13 +11,13 @@ from functools import partial
 
 import torch
 
-from ssd_ascend.core.batch import Mode, ModelOutput
+from ssd_ascend.core.batch import ForwardBatch, Mode, ModelOutput
 from ssd_ascend.kv.blocks import BlockManager
 from ssd_ascend.runtime.inputs import Row
 from ssd_ascend.runtime.model_runner import ModelRunner
 from ssd_ascend.runtime.pack import Arriving
 from ssd_ascend.runtime.sampler import RowContext
-from ssd_ascend.speculation.base import Branch, Chain, DraftSequence, Foresight, Glue, spread
+from ssd_ascend.speculation.base import Branch, Chain, DraftSequence, Foresight, Glue, Verdict, spread
 from ssd_ascend.speculation.branches import BranchLayout, RowsLayout, TreeMaskLayout
 from ssd_ascend.speculation.draft_sampler import DraftSampler
 from ssd_ascend.speculation.drafters.capture import NOTHING, Captured
@@ -97,6 +97,31 @@ class PagedDrafter:
             self._trunk.mark(seq, self._trunk.end(seq))
         # good until the next chain: drafts and features are fed to the target, or to glue, before that
         return Chain(rolled.tokens, [lookahead] * len(seqs), None, [False] * len(seqs), rolled.hidden)
+
+    @property
+    def follows(self) -> bool:
+        """See `FollowingDrafter`."""
+        return bool(self._captured.following)
+
+    def follow(self, seqs: Rows[DraftSequence], verdict: Verdict, verify: ForwardBatch) -> torch.Tensor | None:
+        """See `FollowingDrafter`; every sequence may gain a whole speculation, and be drafted for behind that."""
+        following = self._captured.following
+        if following is None or not all(map(self._sampler.is_arg_max, seqs)):
+            return None
+        reach = 2 * following.lookahead + 1
+        for seq in seqs:
+            end = self._trunk.end(seq)
+            if seq.num_entries < end or not self._trunk.reserve(seq, end + reach):
+                return None
+        return following.run(seqs, verdict, verify)
+
+    def followed(self, seq: DraftSequence, drafts: Rows[int] | None) -> None:
+        """See `FollowingDrafter`."""
+        if drafts is None:
+            seq.drafted = None
+            self._trunk.mark(seq, self._trunk.end(seq))
+        elif self._captured.following is not None:
+            self._trunk.keep(seq, drafts[: self._captured.following.lookahead - 1])  # a chain does not feed its last
 
     def _stepwise_chain(self, seqs: Rows[DraftSequence], lookahead: int) -> Chain:
         output = self._trunk.run([self._trunk.feed(seq, (), None, 1) for seq in seqs], Mode.DECODE)

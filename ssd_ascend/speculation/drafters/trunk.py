@@ -62,15 +62,17 @@ class Trunk:
     def _reserve(self, seq: DraftSequence, num_drafts: int) -> bool:
         """Room for all committed entries and `num_drafts` more; False without room, or without the features."""
         end = self.end(seq)
-        if (
-            end < 1
-            or end + num_drafts > self._max_positions
-            or not self._blocks.can_grow(seq.block_table, end + num_drafts)
-        ):
+        if end < 1 or not self.reserve(seq, end + num_drafts):
             return False
-        self._blocks.grow(seq.block_table, end + num_drafts)
         self._settle(seq)
         return not self._entries.wants_features or seq.features_end >= end
+
+    def reserve(self, seq: DraftSequence, num_entries: int) -> bool:
+        """Room for so many entries in all; False, and nothing taken, where there is none."""
+        if num_entries > self._max_positions or not self._blocks.can_grow(seq.block_table, num_entries):
+            return False
+        self._blocks.grow(seq.block_table, num_entries)
+        return True
 
     def ready(self, seqs: Rows[DraftSequence], num_drafts: Rows[int], max_backlog: int | None) -> list[int]:
         """The sequences that drafts can be had for now: with room for them, and no long stretch left to compute."""

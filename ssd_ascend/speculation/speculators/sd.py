@@ -1,7 +1,8 @@
 """`sd`: classic speculative decoding. Drafts in turn with the target, on the target's device.
 
 Where the device works on while the host goes on, a chain is queued as soon as the outcomes are known: committing and
-scheduling then cost nothing. Elsewhere it is drafted when it is asked for.
+scheduling then cost nothing. Where the drafter can be told of a verdict on the device, whole rounds are queued before
+that (`draft_ahead`, called by `engine/rounds_ahead.py`). Elsewhere a chain is drafted when it is asked for.
 """
 
 from __future__ import annotations
@@ -10,12 +11,26 @@ from collections.abc import Sequence as Rows
 from dataclasses import replace
 from typing import NamedTuple
 
+import torch
+
 from ssd_ascend import trace
+from ssd_ascend.core.batch import ForwardBatch
 from ssd_ascend.core.plan import DecodeRow
 from ssd_ascend.core.sequence import Sequence
 from ssd_ascend.core.speculation import Source, Speculation, Verification
 from ssd_ascend.core.stats import SpeculationStats
-from ssd_ascend.speculation.base import Chain, Drafter, DraftSequence, FeatureReader, Speculator, pick, spread
+from ssd_ascend.runtime.pack import to_device
+from ssd_ascend.speculation.base import (
+    Chain,
+    Drafter,
+    DraftSequence,
+    FeatureReader,
+    FollowingDrafter,
+    Speculator,
+    Verdict,
+    pick,
+    spread,
+)
 from ssd_ascend.speculation.draft_sampler import widen
 from ssd_ascend.speculation.ending import surely_ends
 from ssd_ascend.speculation.lookahead import LookaheadController
@@ -27,7 +42,8 @@ def build(side: TargetSide) -> Speculator:
     config = side.setup.config
     controller = LookaheadController(config.lookahead, max_lookahead=config.max_lookahead, may_stop=side.kind.is_free)
     store = None if side.features is None else side.features.features
-    drafter = side.kind.build(replace(side.setup, feature_store=store))
+    setup = replace(side.setup, feature_store=store, verifications=side.verifications if controller.is_fixed else None)
+    drafter = side.kind.build(setup)
     return SdSpeculator(
         drafter,
         controller,
@@ -43,6 +59,13 @@ class _Early(NamedTuple):
     seqs: list[DraftSequence]
     num_tokens: list[int]
     chain: Chain
+
+
+class _Ahead(NamedTuple):
+    """A round that was queued before the verdict it follows was on the host: who has which row, and the drafts."""
+
+    rows: dict[int, int]
+    tokens: torch.Tensor
 
 
 class SdSpeculator:
@@ -67,6 +90,9 @@ class SdSpeculator:
         self._target_vocab = target_vocab
         self._drafts_early = early
         self._early: _Early | None = None
+        self._ahead: _Ahead | None = None
+        self._was_ahead = False
+        """Whether the step under way was drafted that way."""
         self._sequences: dict[int, DraftSequence] = {}
         self._drafted: dict[int, int] = {}
         """Drafts of the step under way, by sequence."""
@@ -75,6 +101,8 @@ class SdSpeculator:
         """One chain for the rows where drafting pays; what a row may not carry is cut."""
         wanted = self._controller.choose([row.seq.id for row in rows])
         limits = [min(want, row.max_drafts) for want, row in zip(wanted, rows, strict=True)]
+        if (under_way := self._under_way(rows, limits)) is not None:
+            return under_way
         lookahead = max(limits, default=0)
         self._drafted = {}
         if lookahead < 1:
@@ -98,6 +126,24 @@ class SdSpeculator:
             has_law=chain.has_law,
             host_tokens=chain.tokens.tolist() if constrained else None,
         )
+
+    def _under_way(self, rows: Rows[DecodeRow], limits: list[int]) -> Speculation | None:
+        """The drafts of these rows in the round that was queued ahead; None when it was not, or not for all of them."""
+        ahead, self._ahead = self._ahead, None
+        self._was_ahead = ahead is not None and all(row.seq.id in ahead.rows for row in rows)
+        if ahead is None:
+            return None
+        if not self._was_ahead:
+            self.stats.wasted += len(ahead.rows) * self.lookahead
+            return None
+        index = [ahead.rows[row.seq.id] for row in rows]
+        self.stats.wasted += len(ahead.rows) * self.lookahead - sum(limits)
+        self._drafted = {row.seq.id: n for row, n in zip(rows, limits, strict=True)}
+        tokens = ahead.tokens
+        if index != list(range(len(tokens))):
+            tokens = tokens.index_select(0, to_device(torch.tensor(index, dtype=torch.int64), tokens.device))
+        source = [Source.MISS if n else Source.DECLINED for n in limits]
+        return Speculation(tokens, limits, source, has_law=[False] * len(rows), under_way=index)
 
     def _chain(self, seqs: Rows[DraftSequence], lookahead: int) -> Chain:
         with trace.span("draft"):
@@ -134,14 +180,34 @@ class SdSpeculator:
             self._early = self._draft_early(sequences, verification)
 
     def _draft_early(self, sequences: Rows[Sequence], verification: Verification) -> _Early | None:
-        seqs = [
-            self._follow(seq, new_tokens)
-            for seq, new_tokens in zip(sequences, verification.new_tokens, strict=True)
-            if seq.id not in verification.faults and seq.sampling.speculation and not surely_ends(seq, new_tokens)
-        ]
-        if not seqs:
+        """Queue a chain for all that go on, unless their next round is under way already."""
+        seqs = []
+        for seq, new_tokens in zip(sequences, verification.new_tokens, strict=True):
+            if seq.id in verification.faults or not seq.sampling.speculation or surely_ends(seq, new_tokens):
+                continue
+            known = self._follow(seq, new_tokens)
+            if isinstance(self._drafter, FollowingDrafter) and (self._ahead is not None or self._was_ahead):
+                self._drafter.followed(known, new_tokens[:-1] if self._ahead is None else None)
+            seqs.append(known)
+        if not seqs or self._ahead is not None:
             return None
         return _Early(seqs, [seq.num_tokens for seq in seqs], self._chain(seqs, self.lookahead))
+
+    @property
+    def goes_ahead(self) -> bool:
+        """See `AheadSpeculator`."""
+        return self._drafts_early and isinstance(self._drafter, FollowingDrafter) and self._drafter.follows
+
+    def draft_ahead(self, sequences: Rows[Sequence], verdict: Verdict, verify: ForwardBatch) -> bool:
+        """See `AheadSpeculator`."""
+        if not isinstance(self._drafter, FollowingDrafter):
+            return False
+        known = [self._sequences.get(seq.id) for seq in sequences]
+        seqs = [own for own, seq in zip(known, sequences, strict=True) if own and own.num_tokens == seq.num_tokens]
+        tokens = self._drafter.follow(seqs, verdict, verify) if len(seqs) == len(sequences) else None
+        if tokens is not None:
+            self._ahead = _Ahead({seq.id: row for row, seq in enumerate(sequences)}, tokens)
+        return tokens is not None
 
     def meanwhile(self) -> None:
         """Nothing is left for later."""
@@ -150,6 +216,8 @@ class SdSpeculator:
         """Give the drafter's memory of these sequences back."""
         self._controller.forget(seq_ids)
         for seq_id in seq_ids:
+            if self._ahead is not None:
+                self._ahead.rows.pop(seq_id, None)
             if (seq := self._sequences.pop(seq_id, None)) is not None:
                 self._drafter.release(seq)
 

@@ -1,0 +1,112 @@
+"""The next round of `sd`, drafting and verification, queued before this one's verdict is on the host.
+
+What the round needs is on the device: how many drafts stood, hence where every sequence goes on, and the drafts of the
+next chain. So while the device works on round n + 1, the host reads, commits and schedules round n. Called by
+`executor.py`, as `run_ahead.py` is, which does the same for steps without drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from dataclasses import replace
+
+from ssd_ascend.core.batch import ForwardBatch, Mode, ModelOutput
+from ssd_ascend.core.plan import StepPlan
+from ssd_ascend.core.sequence import Sequence
+from ssd_ascend.core.speculation import Speculation
+from ssd_ascend.engine.run_ahead import is_greedy, on_device
+from ssd_ascend.runtime.inputs import Row
+from ssd_ascend.runtime.model_runner import ModelRunner
+from ssd_ascend.runtime.pack import Arriving
+from ssd_ascend.speculation.base import AheadSpeculator, Verdict
+
+
+class RoundsAhead:
+    """At most one round is queued, always of `lookahead` drafts a row; the next call either takes it or drops it.
+
+    A row that turns out to have ended, or to have room for fewer drafts, is left out, or cut, when it is taken. What a
+    round wrote that nobody takes lies behind the tokens of its sequences, where whoever computes there writes again;
+    the scheduler lets nobody else have those blocks before.
+    """
+
+    def __init__(self, runner: ModelRunner, speculator: AheadSpeculator, *, lookahead: int) -> None:
+        self.slots = lookahead + 1
+        self._runner = runner
+        self._speculator = speculator
+        self._lookahead = lookahead
+        self._queued: ModelOutput | None = None
+        self._taken: ModelOutput | None = None
+        """All rows of the round that was taken last, as its graph left them."""
+
+    def take(self, plan: StepPlan, speculation: Speculation) -> ModelOutput | None:
+        """See `Ahead`. The speculator has said which rows of the round are whose."""
+        self._taken, self._queued = self._queued, None
+        if self._taken is None or not speculation.under_way:
+            self._taken = None
+            return None
+        index = self._rows(speculation)
+        if not plan.prefills:
+            return self._taken  # judged by its verdict, of which `queue_next` picks the rows
+        logits = self._taken.logits
+        return ModelOutput(logits=logits.index_select(0, on_device(index, logits.device)))
+
+    def _rows(self, speculation: Speculation) -> list[int]:
+        """The rows of the round that count: each sequence's own token, and its drafts."""
+        starts = [row * self.slots for row in speculation.under_way]
+        pairs = zip(starts, speculation.num_tokens, strict=True)
+        return [at for start, drafts in pairs for at in range(start, start + drafts + 1)]
+
+    def queue_next(self, plan: StepPlan, speculation: Speculation, output: ModelOutput) -> ModelOutput:
+        """See `Ahead`."""
+        taken, self._taken = self._taken, None
+        if output.greedy is None:
+            return output
+        seqs = [row.seq for row in plan.decoding if row.seq.num_remaining > 1]
+        may = bool(seqs) and self._may_follow(plan, speculation)
+        if taken is None and not may:
+            return output
+        arriving = Arriving(output.greedy)  # before the next replay writes there again
+        if may:
+            self._queue(seqs, _verdict(plan, speculation, output, self.slots))
+        if taken is None:
+            return replace(output, verdict=arriving.rows)
+        index = self._rows(speculation)
+        return replace(output, verdict=lambda: [arriving.row(at) for at in index])
+
+    def _may_follow(self, plan: StepPlan, speculation: Speculation) -> bool:
+        """Whether nothing about the next round is the host's to decide: all rows are greedy, and have what room and
+        drafts there can be."""
+        graphs, size, reach = self._runner.graphs, self._runner.block_size, 2 * self._lookahead + 1
+        if graphs is None or plan.prefills or not is_greedy(plan.decoding):
+            return False
+        return all(
+            row.seq.sampling.speculation
+            and drafts == min(self._lookahead, row.seq.num_remaining - 1)
+            and len(row.seq.block_table) * size >= row.seq.num_tokens + reach
+            and row.seq.num_tokens + reach <= graphs.max_len
+            for row, drafts in zip(plan.decoding, speculation.num_tokens, strict=True)
+        )
+
+    def _queue(self, seqs: Rows[Sequence], verdict: Verdict) -> None:
+        batch = self._stage(seqs)
+        if batch is not None and self._speculator.draft_ahead(seqs, verdict, batch):
+            self._queued = self._runner.forward(batch)
+
+    def _stage(self, seqs: Rows[Sequence]) -> ForwardBatch | None:
+        """Rows of a verification in their buffers; tokens and places, which the device knows, are written over."""
+        assert self._runner.graphs is not None
+        rows = [Row((0,) * self.slots, seq.num_tokens, seq.block_table, self.slots) for seq in seqs]
+        return self._runner.graphs.stage(Mode.VERIFY, rows)
+
+
+def _verdict(plan: StepPlan, speculation: Speculation, output: ModelOutput, stride: int) -> Verdict:
+    """The verdict of this step, where the sequences that may go on find theirs."""
+    first, num_drafts, start, at = [], [], [], 0
+    for i, (row, drafts) in enumerate(zip(plan.decoding, speculation.num_tokens, strict=True)):
+        if row.seq.num_remaining > 1:
+            first.append(speculation.under_way[i] * stride if speculation.under_way else at)
+            num_drafts.append(drafts)
+            start.append(row.seq.num_tokens - 1)
+        at += drafts + 1
+    assert output.greedy is not None
+    return Verdict(output.greedy, first, num_drafts, start)
