@@ -14,13 +14,13 @@ import pytest
 
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.speculation.base import Foresight
-from ssd_ascend.speculation.drafters import captured_ahead, captured_forks
+from ssd_ascend.speculation.drafters import captured_forks
 from ssd_ascend.speculation.drafters.captured_ahead import CapturedAhead
 from ssd_ascend.speculation.drafters.captured_chain import CapturedChains
 from ssd_ascend.speculation.drafters.captured_forks import CapturedForks
 from ssd_ascend.speculation.drafters.captured_next import CapturedNext
 from ssd_ascend.speculation.drafters.feed import feed_sizes
-from ssd_ascend.speculation.drafters.paged import PagedDrafter
+from ssd_ascend.speculation.drafters.paged import PagedDrafter, _picks
 from tests.engine.capturing import capture_everywhere
 from tests.engine.harness import DEVICE, Run, greedy, prompts_of, run, speculation
 from tests.engine.lines import Late, through
@@ -33,7 +33,6 @@ LOOKAHEAD = 4
 def capturing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines of this file capture whatever the device, with room for every guess, as single steps have."""
     monkeypatch.setattr(captured_forks, "_MOST_BRANCHES", 512)
-    monkeypatch.setattr(captured_ahead, "_MOST_BRANCHES", 512)
     capture_everywhere(monkeypatch)
 
 
@@ -130,6 +129,12 @@ def test_many_sequences_share_the_branches_that_a_graph_has(
     assert used["rounds"] > 3
     stats = captured.stats.speculation
     assert stats.hits > stats.lookups / 4
+
+
+def test_guesses_beyond_the_bound_are_the_least_likely() -> None:
+    assert _picks([2, 2, 1], 2, 9, 9) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
+    assert _picks([2, 2, 1], 2, 9, 4) == [(0, 0), (0, 1), (1, 0), (2, 0)]
+    assert _picks([3, 3], 1, 1, 9) == [(0, 0), (1, 0)]
 
 
 def test_sizes_of_feeds_cover_every_batch() -> None:
