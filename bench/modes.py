@@ -34,10 +34,8 @@ class Mode:
 
 
 def base_config(args: argparse.Namespace) -> EngineConfig:
-    """The engine that the flags ask for; `--draft` is kept for whatever modes are measured."""
-    if "draft" in args and "speculator" not in args:
-        args = argparse.Namespace(**vars(args), speculator="sd")
-    return engine_config(args)
+    """The engine that the flags ask for, whatever modes are measured of it."""
+    return engine_config(args, is_final=False)
 
 
 def parse_modes(names: str, base: EngineConfig) -> list[Mode]:

@@ -39,7 +39,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         api = Server(url, api_key=given.get("api_key") or env.api_key())
         model, rows = asyncio.run(_serve_all(api, args, counts, texts, server))
     failures = [reason for row in rows for reason in _complaints(row)]
-    device = "of the server" if server is None else str(engine_config(args).device or "cpu")
+    device = "of the server" if server is None else str(engine_config(args, is_final=False).device or "cpu")
     return report.result(
         rows, device=device, load=(load, report.load_average()), model=model, prompts=len(texts),
         output_len=given.get("output_len", 128), temperature=given.get("temperature", 0.0), failures=failures,

@@ -14,6 +14,7 @@ from ssd_ascend import catalogue, env
 from ssd_ascend.config.engine import DTYPES, EngineConfig
 from ssd_ascend.config.speculation import FanOutSpec, SpeculationConfig
 from ssd_ascend.errors import ConfigError
+from ssd_ascend.flag_rules import check_use, flag_names
 
 SPECULATORS = ("none", "sd", "ssd")
 DRAFTERS = ("model", "eagle3", "ngram")
@@ -122,13 +123,16 @@ def _add_speculation_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 _SPECULATION_FIELDS = frozenset(SpeculationConfig.__dataclass_fields__)
+_LAUNCH_FIELDS = frozenset({"preset", "replicas", "batch", "context", "speculators_per_replica", "ray", "ray_serve"})
+_PLANNED_FIELDS = frozenset({"model", "lookahead", "speculators"})
 _ENGINE_FIELDS = frozenset(EngineConfig.__dataclass_fields__) - {"speculation", "model"}
 
 
-def engine_config(args: argparse.Namespace) -> EngineConfig:
+def engine_config(args: argparse.Namespace, *, is_final: bool = True) -> EngineConfig:
     """The engine that parsed flags ask for.
 
-    Raises `ConfigError` when no model is named or values cannot go together.
+    Raises `ConfigError` when no model is named, values cannot go together, or a flag would mislead: it was given, and
+    has no use. With `is_final` false the last is not asked: the caller has yet to choose the speculator.
     """
     given = vars(args)
     model = given.get("model") or env.target_model()
@@ -145,7 +149,24 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     if draft := env.draft_model():
         speculation = replace(speculation, draft=draft)
     asked = {name: value for name, value in given.items() if name in _SPECULATION_FIELDS}
-    if "draft" in asked and asked.get("speculator", speculation.speculator) == "none":
-        raise ConfigError("--draft is given, but no speculator uses it", remedy="add --speculator sd or ssd")
+    speculation = replace(speculation, **asked)
+    if is_final:
+        check_use(asked, speculation)
     engine.update({name: value for name, value in given.items() if name in _ENGINE_FIELDS})
-    return EngineConfig(model=model, speculation=replace(speculation, **asked), **engine)
+    return EngineConfig(model=model, speculation=speculation, **engine)
+
+
+def check_launch_flags(args: argparse.Namespace) -> None:
+    """Refuse, with ConfigError, flags of `add_launch_arguments` without a topology, and flags that its plan decides."""
+    given = vars(args).keys()
+    if "topology" not in given:
+        if alone := given & _LAUNCH_FIELDS:
+            raise ConfigError(
+                f"{flag_names(alone)} given, but no topology to plan for",
+                remedy="add --topology, or leave it out (one engine is named by --model)",
+            )
+    elif decided := given & _PLANNED_FIELDS:
+        raise ConfigError(
+            f"{flag_names(decided)} given, but --preset and the plan for --topology decide that",
+            remedy="leave it out, or write a preset of your own",
+        )

@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
     add_engine_arguments(parser)
     group = parser.add_argument_group("request")
     source = group.add_mutually_exclusive_group(required=True)
-    source.add_argument("--prompt", metavar="TEXT", help="one prompt")
+    source.add_argument("--prompt", action="append", metavar="TEXT", help="a prompt, may be repeated")
     source.add_argument(
         "--prompts", metavar="FILE", help='a .jsonl file: {"prompt": TEXT} or {"messages": [...]} a line'
     )
@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
 def read_prompts(args: argparse.Namespace) -> list[str | list[dict[str, Any]]]:
     """Prompts (texts) and conversations (message lists) that were asked for. ConfigError names file and line."""
     if args.prompt is not None:
-        return [[{"role": "user", "content": args.prompt}] if args.chat else args.prompt]
+        return [_as_asked(text, chat=args.chat) for text in args.prompt]
     path = Path(args.prompts)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -66,6 +66,10 @@ def _item(line: str, where: str, *, chat: bool) -> str | list[dict[str, Any]]:
     text = value.get("prompt") if isinstance(value, dict) else value
     if not isinstance(text, str):
         raise ConfigError(f"{where} has neither a prompt (text) nor messages (a list)")
+    return _as_asked(text, chat=chat)
+
+
+def _as_asked(text: str, *, chat: bool) -> str | list[dict[str, Any]]:
     return [{"role": "user", "content": text}] if chat else text
 
 

@@ -53,6 +53,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}: it must be at least 1", remedy=f"raise {name}, or leave it out")
+        if self.kv_cache_gb is not None and self.num_kv_blocks is not None:
+            raise ConfigError(
+                "kv_cache_gb and num_kv_blocks both say how large the cache is", remedy="give one of them"
+            )
         rows = self.max_num_seqs * (self.speculation.max_lookahead + 1)
         if rows > self.max_batched_tokens:
             raise ConfigError(

@@ -9,6 +9,8 @@ from ssd_ascend.errors import ConfigError
 
 MAX_LOOKAHEAD = 32
 MAX_FAN_OUT = 64
+_PLACES = {"thread": "in a thread", "inprocess": "in the target's own thread"}
+_OWN_WORKER = {"worker": "auto", "worker_line": "auto", "draft_device": None}
 FanOutSpec = int | tuple[int, ...] | Literal["auto"]
 
 
@@ -65,7 +67,31 @@ class SpeculationConfig:
                 f"worker_timeout_s is {self.worker_timeout_s}", remedy="give a positive number of seconds"
             )
         self._check_fan_out()
+        self._check_worker()
         self._check_speculators()
+
+    def _check_worker(self) -> None:
+        """What is said of the worker's place must be true of one place."""
+        if self.draft_device is not None:
+            kind, colon, index = self.draft_device.partition(":")
+            if not kind or (colon and not index.isdecimal()):
+                raise ConfigError(f"draft_device is {self.draft_device!r}", remedy="write it as cpu, or with a number")
+        if self.worker in ("thread", "inprocess") and self.worker_line != "auto":
+            raise ConfigError(
+                f"worker_line is {self.worker_line!r}, but a worker {_PLACES[self.worker]} has no line",
+                remedy="leave worker_line out, or make worker 'process'",
+            )
+        if self.worker == "inprocess" and self.draft_device is not None:
+            raise ConfigError(
+                f"draft_device is {self.draft_device!r}, but a worker {_PLACES[self.worker]} is on the target's device",
+                remedy="leave draft_device out, or make worker 'process'",
+            )
+        own = [name for name, default in _OWN_WORKER.items() if getattr(self, name) != default]
+        if self.speculators and own:
+            raise ConfigError(
+                f"{' and '.join(own)} given for a worker of our own, but speculators draft instead of one",
+                remedy=f"leave {' and '.join(own)} out, or the speculators",
+            )
 
     def _check_speculators(self) -> None:
         if self.speculators and self.speculator != "ssd":

@@ -49,6 +49,7 @@ log = get_logger(__name__)
 
 ENGINE_COMMAND = (sys.executable, "-m", "ssd_ascend.engine.process")
 _STDERR = 2
+_FIRST_STAGE = "starting"
 _GOODBYE_S = 10.0
 
 
@@ -79,7 +80,7 @@ class AsyncEngine:
         self.config = config
         self.state = State.STARTING
         self.failure: str | None = None
-        self.progress = Progress("starting")
+        self.progress = Progress(_FIRST_STAGE)
         self.limits: EngineLimits | None = None
         self.info: EngineInfo | None = None
         self.stats = EngineStats()
@@ -153,6 +154,11 @@ class AsyncEngine:
         """Answers under way or queued."""
         return self._processor.num_sequences
 
+    async def wait_until_loading(self) -> None:
+        """Return when the engine has its device and begins to load, or is beyond that, or will never be there."""
+        while self.state is State.STARTING and self.progress.stage == _FIRST_STAGE:
+            await self._changed.wait()
+
     async def wait_until_started(self) -> None:
         """Return when the engine is ready. Raises WorkerError, with the engine's own sentence, when it failed."""
         await self.wait_for_change(State.STARTING)
@@ -166,6 +172,10 @@ class AsyncEngine:
 
     def _enter(self, state: State) -> None:
         self.state = state
+        self._wake()
+
+    def _wake(self) -> None:
+        """Let everybody look who waits for a change."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -269,6 +279,7 @@ class AsyncEngine:
                 self._deliver(self._processor.fail(message, [seq_id]))
             case Progress():
                 self.progress = report
+                self._wake()
             case Ready(limits, info):
                 self.limits, self.info, self.failure = limits, info, None
                 if self.state is State.STARTING:  # or a signal came first

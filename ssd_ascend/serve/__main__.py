@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ssd_ascend import env, log
 from ssd_ascend.errors import ConfigError, SsdError
-from ssd_ascend.flags import add_engine_arguments, add_launch_arguments, engine_config
+from ssd_ascend.flags import add_engine_arguments, add_launch_arguments, check_launch_flags, engine_config
 from ssd_ascend.serve.arguments import parse_arguments, server_config
 
 
@@ -23,6 +23,7 @@ def main(argv: Sequence[str] | None = None, *, engine_command: Sequence[str] | N
         if args.log_format is not None:
             env.provide({"SSD_LOG_FORMAT": args.log_format})  # the engine and its workers write to the same place
             log.use_format(args.log_format)
+        check_launch_flags(args)
         if hasattr(args, "topology"):
             from ssd_ascend.serve.launch import launch  # the planner, which one engine needs nothing of
 

@@ -157,9 +157,11 @@ class _Server:
         """Announce every engine that is ready, and return when the server is stopping. Raises WorkerError when one
         could not start, or, some time after the last one died, so that probes and clients have seen it."""
         name = self._state.model_name
-        self._announce(f"loading {name}; {self._url}/health says when it is ready")
-        if self._admin_socket is not None:
-            self._announce(f"admin endpoint on {_url_of(self._admin_socket)}")
+        await self._engine.wait_until_loading()
+        if self._engine.state is not State.FAILED:
+            self._announce(f"loading {name}; {self._url}/health says when it is ready")
+            if self._admin_socket is not None:
+                self._announce(f"admin endpoint on {_url_of(self._admin_socket)}")
         while True:
             await self._engine.wait_until_started()
             info = self._engine.info

@@ -66,7 +66,7 @@ def draft_of(pair: Path, drafter: str) -> str | None:
 
 
 def speculation(pair: Path, speculator: str, drafter: str = "model", **options: Any) -> SpeculationConfig:
-    """A configuration over a pair, with the worker in this process unless told otherwise."""
+    """A configuration over a pair, with the worker in this process unless told otherwise, or others draft."""
     return SpeculationConfig(
         **{
             "speculator": speculator,
@@ -74,7 +74,7 @@ def speculation(pair: Path, speculator: str, drafter: str = "model", **options: 
             "draft": draft_of(pair, drafter),
             "lookahead": 4,
             "fan_out": 2,
-            "worker": "inprocess",
+            "worker": "auto" if "speculators" in options else "inprocess",
             **options,
         }
     )

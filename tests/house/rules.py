@@ -15,7 +15,7 @@ PACKAGE = "ssd_ascend"
 # From the top down. A module may import modules of its own or a lower floor, and no ring may form.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("cli", "__main__", "__init__", "generate", "chat", "doctor", "plan", "train", "speculate"),
-    ("flags", "progress"),
+    ("flags", "flag_rules", "progress"),
     ("probe",),
     ("llm", "serve", "parity"),
     ("engine",),
@@ -31,7 +31,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 DOORS = ("cli", "__main__", "doctor", "generate", "chat", "plan", "train", "speculate")  # and any */__main__.py
 
 TORCH_FREE = (
-    *("errors", "env", "log", "trace", "registry", "cli", "flags", "catalogue"),
+    *("errors", "env", "log", "trace", "registry", "cli", "flags", "flag_rules", "catalogue"),
     *("config", "core", "planner", "kv.blocks", "engine.scheduler", "engine.outputs", "serve.protocol"),
     *("structured",),
 )

@@ -198,6 +198,7 @@ def test_port_taken(parrot: Path) -> None:
 def test_engine_that_cannot_be_built(tmp_path: Path) -> None:
     with LiveServer("--model", str(parrot_directory(tmp_path / "broken"))) as live:
         one_sentence(live, "the parrot is dead", "get another parrot")
+        assert live.lines == []  # nothing was loading
 
 
 @pytest.mark.parametrize("model", ["/nowhere/at/all", ""])

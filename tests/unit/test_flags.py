@@ -7,10 +7,11 @@ import math
 
 import pytest
 
+from ssd_ascend import generate
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.errors import ConfigError
-from ssd_ascend.flags import add_engine_arguments, engine_config
+from ssd_ascend.flags import add_engine_arguments, add_launch_arguments, check_launch_flags, engine_config
 
 
 def parsed(*flags: str) -> EngineConfig:
@@ -49,7 +50,8 @@ def test_a_draft_that_nobody_uses_is_an_error() -> None:
 def test_lookahead_and_fan_out_take_numbers_lists_and_auto() -> None:
     config = parsed("--model", "m", "--speculator", "ssd", "--lookahead", "3", "--fan-out", "4,3,2,1").speculation
     assert (config.lookahead, config.fan_out) == (3, (4, 3, 2, 1))
-    config = parsed("--model", "m", "--lookahead", "auto", "--fan-out", "auto").speculation
+    flags = ("--model", "m", "--speculator", "ssd", "--lookahead", "auto", "--fan-out", "auto")
+    config = parsed(*flags).speculation
     assert (config.lookahead, config.fan_out) == ("auto", "auto")
 
 
@@ -71,6 +73,7 @@ def test_what_is_no_number_is_named(flag: str, capsys: pytest.CaptureFixture[str
         ("--max-model-len", "1"),
         ("--lookahead", "0"),
         ("--cache-bias", "0"),
+        ("--kv-cache-gb", "1", "--num-kv-blocks", "100"),
         ("--speculator", "ssd", "--lookahead", "3", "--fan-out", "1,2"),
         ("--speculator", "sd", "--max-num-seqs", "400", "--max-batched-tokens", "2000"),
     ],
@@ -80,6 +83,96 @@ def test_numbers_that_cannot_work_are_refused_with_a_remedy(flags: tuple[str, ..
     with pytest.raises(ConfigError) as error:
         parsed("--model", "m", *flags)
     assert error.value.remedy
+
+
+SSD = ("--speculator", "ssd")
+REMOTE = (*SSD, "--speculators", "10.0.0.1:7070")
+CONTRADICTIONS = [
+    ((*SSD, "--worker", "thread", "--worker-line", "socket"), "no line"),
+    ((*SSD, "--worker", "inprocess", "--worker-line", "device"), "no line"),
+    ((*SSD, "--worker", "inprocess", "--draft-device", "cpu"), "target's device"),
+    ((*REMOTE, "--worker", "process"), "speculators draft instead"),
+    ((*REMOTE, "--worker-line", "socket"), "speculators draft instead"),
+    ((*REMOTE, "--draft-device", "cpu"), "speculators draft instead"),
+    (("--speculator", "sd", "--speculators", "10.0.0.1:7070"), "the speculator is 'sd'"),
+    ((*SSD, "--draft-device", "cpu:x"), "'cpu:x'"),
+    ((*SSD, "--draft-device", ":1"), "':1'"),
+    (("--speculator", "sd", "--worker", "process"), "--worker given"),
+    (("--speculator", "sd", "--draft-device", "cpu:1"), "--draft-device given"),
+    (("--speculator", "sd", "--drafter", "ngram", "--draft", "d"), "no weights"),
+    (("--drafter", "ngram"), "--drafter given, but no speculator"),
+    (("--lookahead", "5", "--fan-out", "3"), "--fan-out, --lookahead given, but no speculator"),
+    (("--speculator", "none", "--draft", "d"), "no speculator uses it"),
+]
+
+
+@pytest.mark.parametrize(("flags", "words"), CONTRADICTIONS, ids=[" ".join(flags) for flags, _ in CONTRADICTIONS])
+def test_flags_that_contradict_one_another_are_refused_with_a_remedy(flags: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as error:
+        parsed("--model", "m", *flags)
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--speculator", "none", "--lookahead", "5"), "--lookahead ignored"),
+        (("--speculator", "sd", "--fan-out", "3", "--on-miss", "draft"), "--fan-out, --on-miss ignored"),
+        (("--speculator", "sd", "--draft-rope", "auto"), "--draft-rope ignored"),
+        (("--speculator", "sd", "--drafter", "ngram", "--draft-dtype", "float32"), "--draft-dtype ignored"),
+        ((*REMOTE, "--cache-bias", "0.5"), "--cache-bias ignored"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_a_flag_without_effect_is_named_once(
+    flags: tuple[str, ...], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    parsed("--model", "m", *flags)
+    assert len(caplog.messages) == 1
+    assert words in caplog.messages[0]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (*SSD, "--worker", "thread", "--draft-device", "cpu"),
+        (*SSD, "--worker", "process", "--worker-line", "device", "--draft-device", "npu:1", "--draft-threads", "2"),
+        (*SSD, "--drafter", "eagle3", "--draft", "d", "--draft-rope", "auto", "--on-miss", "ngram"),
+        ("--speculator", "sd", "--drafter", "ngram", "--lookahead", "auto"),
+    ],
+    ids=" ".join,
+)
+def test_flags_that_go_together_are_taken_without_a_word(
+    flags: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert parsed("--model", "m", *flags).speculation.enabled
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--model", "m", "--replicas", "2"), "--replicas given, but no topology"),
+        (("--preset", "p"), "--preset given, but no topology"),
+        (("--model", "m", "--ray", "auto", "--ray-serve"), "--ray, --ray-serve given"),
+        (("--topology", "t", "--preset", "p", "--model", "m"), "--model given, but --preset"),
+        (("--topology", "t", "--preset", "p", "--lookahead", "3"), "--lookahead given, but --preset"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_a_plan_and_one_engine_have_flags_of_their_own(flags: tuple[str, ...], words: str) -> None:
+    parser = argparse.ArgumentParser()
+    add_engine_arguments(parser)
+    add_launch_arguments(parser)
+    with pytest.raises(ConfigError, match=words):
+        check_launch_flags(parser.parse_args(flags))
+
+
+def test_every_prompt_of_generate_is_answered() -> None:
+    both = generate.parser().parse_args(["--model", "m", "--prompt", "a", "--prompt", "b"])
+    assert generate.read_prompts(both) == ["a", "b"]
+    both.chat = True
+    assert generate.read_prompts(both) == [[{"role": "user", "content": text}] for text in "ab"]
 
 
 def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
