@@ -50,6 +50,8 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> E
     capture = kind.capture_layers(draft_path, model_config) if config.speculation.enabled else ()
     max_model_len = _max_model_len(config, model_config)
     _check_lookahead(config, backend)
+    if progress is not None:
+        progress(0, 0)  # nothing cheap stands in the way any more
     with ExitStack() as undo:
         ranks = gather_ranks(config, backend, model_config)
         if ranks is not None:
