@@ -34,10 +34,11 @@ from ssd_ascend.core.request import EngineRequest
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.engine.builder import build_engine
 from ssd_ascend.engine.engine import Engine
+from ssd_ascend.errors import SsdError
 from ssd_ascend.flags import add_engine_arguments, engine_config
+from ssd_ascend.trace import cpu_seconds
 
 _PROMPT_TOKENS = 16
-_TICKS = os.sysconf("SC_CLK_TCK")
 _ENGINE_CORE, _OTHER_CORE = 0, 1
 
 
@@ -65,10 +66,10 @@ def alone(engine: Engine, prompts: Sequence[list[int]], length: int) -> Run:
 
 async def served(url: str, pids: tuple[int, int], prompts: Sequence[list[int]], length: int) -> Run:
     """All prompts as streams of a server whose front end and engine are `pids`."""
-    began, front_end, engine = time.perf_counter(), cpu_seconds(pids[0]), cpu_seconds(pids[1])
+    began, front_end, engine = time.perf_counter(), _used_s(pids[0]), _used_s(pids[1])
     counts = await asyncio.gather(*(_stream(url, prompt, length) for prompt in prompts))
     wall_s = time.perf_counter() - began
-    return Run(sum(counts), wall_s, cpu_seconds(pids[1]) - engine, cpu_seconds(pids[0]) - front_end)
+    return Run(sum(counts), wall_s, _used_s(pids[1]) - engine, _used_s(pids[0]) - front_end)
 
 
 async def _stream(url: str, prompt: list[int], length: int) -> int:
@@ -89,10 +90,11 @@ async def _stream(url: str, prompt: list[int], length: int) -> int:
     return int(found[1])
 
 
-def cpu_seconds(pid: int) -> float:
-    """Processor time that a process has used, all its threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+def _used_s(pid: int) -> float:
+    used = cpu_seconds(pid)
+    if used is None:
+        raise SsdError(f"process {pid} has ended, or this system has no /proc")
+    return used
 
 
 def pin(pid: int, core: int) -> None:

@@ -1,15 +1,18 @@
 """Where time is measured: `with trace.span("forward"):` around a step; no other code reads a clock for it.
 
 Off (the default) a span costs one attribute test and no allocation; on, it counts calls, total and longest
-nanoseconds per name. The engine, the benchmarks and `--json` statistics read `summary()`.
+nanoseconds per name. The engine, the benchmarks and `--json` statistics read `summary()`. What another process uses of
+the processor is read here as well.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
 
@@ -116,3 +119,12 @@ def summary() -> dict[str, SpanStats]:
 def reset() -> None:
     """Forget every recorded span."""
     _TRACER.reset()
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """Processor time that a process has used so far, all its threads; None where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

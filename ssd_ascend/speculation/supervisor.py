@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import os
 import signal
 import subprocess
 import threading
@@ -17,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ssd_ascend import trace
 from ssd_ascend.errors import SsdError, TransportError
 from ssd_ascend.log import fields, get_logger
 from ssd_ascend.speculation import worker_process
@@ -141,12 +141,7 @@ class WorkerSupervisor:
     @property
     def work_s(self) -> float | None:
         """Processor seconds of the worker process so far; None where the system does not tell."""
-        try:
-            with open(f"/proc/{self._pid}/stat", encoding="ascii") as file:
-                numbers = file.read().rpartition(")")[2].split()
-        except OSError:
-            return None
-        return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
+        return None if self._pid is None else trace.cpu_seconds(self._pid)
 
     # -- for those who can wait ----------------------------------------------------------------------------------
 

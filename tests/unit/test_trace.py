@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 
 import pytest
 
@@ -62,3 +64,15 @@ def test_threads_lose_no_span() -> None:
     for thread in threads:
         thread.join()
     assert trace.summary()["shared"].count == 2000
+
+
+def test_the_processor_time_of_a_process() -> None:
+    before = trace.cpu_seconds(os.getpid())
+    assert before is not None
+    spent = time.process_time() + 0.1
+    while time.process_time() < spent:
+        pass
+    after = trace.cpu_seconds(os.getpid())
+    assert after is not None
+    assert after - before > 0.05
+    assert trace.cpu_seconds(1 << 30) is None
