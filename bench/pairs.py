@@ -35,17 +35,21 @@ from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.errors import SsdError, unknown_name
 
 _WARM_UP_TOKENS = 24
-_WAVES = 3
-"""Runs per batch size, each of other prompts."""
+_FEWEST_WAVES, _SEQUENCES = 3, 8
+"""Runs per batch size, each of other prompts: so few, or so many that as many sequences were served: one sequence
+alone is lucky or unlucky."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Shapes of a target and its draft (None: an EAGLE-3 head made for the target), and how far the draft guesses."""
+    """Shapes of a target and its draft (None: an EAGLE-3 head made for the target), and how far the draft guesses.
+
+    shorter: other lookaheads worth a try with either speculator, where drafting is what takes longest."""
 
     target: str
     draft: str | None
     lookahead: int
+    shorter: tuple[int, ...] = ()
     core: int | None = None
 
     @property
@@ -55,7 +59,7 @@ class Pair:
 
 
 PAIRS: dict[str, Pair] = {
-    "8b-1b": Pair(target="llama-3.1-8b", draft="llama-3.2-1b", lookahead=5),
+    "8b-1b": Pair(target="llama-3.1-8b", draft="llama-3.2-1b", lookahead=5, shorter=(4,)),
     "8b-eagle3": Pair(target="llama-3.1-8b", draft=None, lookahead=6),
     "32b-0.6b": Pair(target="qwen3-32b", draft="qwen3-0.6b", lookahead=6),
     "tiny": Pair(target="tiny", draft="tiny-draft", lookahead=3, core=256),
@@ -157,7 +161,7 @@ def prompts(pair: Pair, settings: Settings, batch: int) -> list[list[Case]]:
     most = min(pair.core or CORE, shape(pair.target)["vocab_size"])
     return [
         [Case("chain", "", tuple(draw.randrange(most) for _ in range(settings.prompt_len))) for _ in range(batch)]
-        for _ in range(_WAVES)
+        for _ in range(max(_FEWEST_WAVES, _SEQUENCES // batch))
     ]
 
 

@@ -97,6 +97,8 @@ def schedule(args: argparse.Namespace, *, device_lines: bool = False, shared_fea
         modes = [mode for mode in args.modes if mode != "none" or target not in decoded]
         decoded.add(target)
         jobs = [Job(pair=name, speculator=mode) for mode in modes]
+        jobs += [Job(pair=name, speculator=mode, lookahead=k) for mode in modes if mode != "none"
+                 for k in find_pair(name).shorter]  # fmt: skip
         if "ssd" in modes and device_lines:
             jobs.append(Job(pair=name, speculator="ssd", line="device"))
         elif "ssd" in modes and shared_features and find_pair(name).draft is None:

@@ -74,7 +74,7 @@ class ModelRunner:
     def _meet_kernels(self, features: torch.Tensor | None, max_len: int) -> None:
         """Prompts of every kind, over nothing: their kernels compile now, not when somebody waits for an answer."""
         for lengths in (*([n] for n in _KINDS_OF_PROMPTS), [1, _KINDS_OF_PROMPTS[-1]]):
-            sizes = [min(n, max_len) for n in lengths]
+            sizes = [size for n in lengths for size in _portions(n, max_len)]
             rows = [Row([0] * n, 0, [0] * -(-n // self.block_size), 1) for n in sizes]
             hidden = None if features is None else features.new_zeros(sum(sizes), features.shape[-1])
             batch = build_batch(
@@ -120,3 +120,8 @@ def ranker(backend: Backend) -> Callable[[torch.Tensor, int], torch.Tensor]:
     if isinstance(backend.ops, RankingOps):
         return backend.ops.top_few
     return lambda logits, count: logits.topk(count, dim=-1).indices
+
+
+def _portions(count: int, most: int) -> list[int]:
+    """`count` in parts of at most `most`: where sequences are short, a prompt of that size is several of theirs."""
+    return [most] * (count // most) + ([count % most] if count % most else [])

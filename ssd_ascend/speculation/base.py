@@ -199,6 +199,18 @@ class Foresight(NamedTuple):
     chain: Chain
 
 
+class BranchChoice(Protocol):
+    """Says for which outcomes a round of captured graphs drafts; see `guesser.py`."""
+
+    def width(self, widths: Rows[int], *, ahead: bool) -> int:
+        """One of these numbers of branches, for every sequence of the round. ahead: glue shares a forward."""
+        ...
+
+    def picks(self, num_drafts: int, num_ranks: int, most: int) -> list[tuple[int, int]]:
+        """(depth, rank) of up to `most` guesses for a sequence with so many drafts, by depth."""
+        ...
+
+
 @runtime_checkable
 class ForeseeingDrafter(Protocol):
     """A drafter that can glue, fork and decode its branches in one go."""
@@ -214,14 +226,13 @@ class ForeseeingDrafter(Protocol):
         sent: Rows[Rows[int]],
         hidden: Rows[torch.Tensor | None],
         k: int,
-        counts: Callable[[int], Rows[int]],
+        choice: BranchChoice,
         *,
         hurry: bool,
     ) -> Foresight | None:
-        """`glue`, the likeliest guesses, and `branch` k deep; None where this round must go step by step.
+        """`glue`, the guesses that `choice` says, and `branch` k deep; None where this round must go step by step.
 
-        `counts`: guesses for each depth of a speculation of so many drafts. hurry: the target waits for this, so that a
-        branch may be a draft shorter where that saves a forward.
+        hurry: the target waits for this, so that a branch may be a draft shorter where that saves a forward.
         """
         ...
 

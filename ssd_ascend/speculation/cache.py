@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -16,19 +16,36 @@ from ssd_ascend.core.speculation import VerificationOutcome
 from ssd_ascend.speculation.base import Chain
 
 
-@dataclass(frozen=True, slots=True)
-class CachedSpeculation:
-    """tokens: the drafts. law: [K, Vd] what they were drawn from, or None for a point mass. hidden: [K, H] or None."""
+class CachedSpeculation(NamedTuple):
+    """Row `row` of what was drafted together. Most are never asked for: law and features are cut out when they are."""
 
     tokens: list[int]
-    law: torch.Tensor | None
-    hidden: torch.Tensor | None
+    chain: Chain
+    row: int
+
+    @property
+    def has_law(self) -> bool:
+        """Whether the drafts were drawn, rather than the likeliest."""
+        return self.chain.law is not None and self.chain.has_law[self.row]
+
+    @property
+    def law(self) -> torch.Tensor | None:
+        """[K, Vd] what the drafts were drawn from, or None for a point mass."""
+        if self.chain.law is None or not self.chain.has_law[self.row]:
+            return None
+        return self.chain.law[self.row, : len(self.tokens)]
+
+    @property
+    def hidden(self) -> torch.Tensor | None:
+        """[K, H], see `Chain.hidden`, or None."""
+        return None if self.chain.hidden is None else self.chain.hidden[self.row, : len(self.tokens)]
 
     @property
     def num_bytes(self) -> int:
         """Bytes of law, features, tokens, and the outcome it is filed under."""
-        held = sum(t.numel() * t.element_size() for t in (self.law, self.hidden) if t is not None)
-        return held + 8 * (len(self.tokens) + 3)
+        law, hidden = self.chain.law if self.has_law else None, self.chain.hidden
+        wide = sum(t.shape[-1] * t.element_size() for t in (law, hidden) if t is not None)
+        return len(self.tokens) * (8 + wide) + 24
 
 
 class SpeculationCache:
@@ -57,6 +74,17 @@ class SpeculationCache:
         """All that is prepared for a sequence."""
         return [(outcome, self._entries[outcome]) for outcome in self._of_sequence.get(seq_id, ())]
 
+    def rank_of(self, outcome: VerificationOutcome) -> tuple[int | None, int]:
+        """Which of the outcomes prepared for, with as many accepted drafts, this one is (None: of none), and of how
+        many; they were filed best first."""
+        rank, count = None, 0
+        for prepared in self._of_sequence.get(outcome.seq_id, ()):
+            if prepared.num_accepted == outcome.num_accepted:
+                if prepared.recovery_token == outcome.recovery_token:
+                    rank = count
+                count += 1
+        return rank, count
+
     def fill(self, outcomes: Rows[VerificationOutcome], chain: Chain) -> None:
         """Row i of `chain` is what to answer when outcomes[i] comes true. Earlier entries of their sequences go."""
         self.drop({outcome.seq_id for outcome in outcomes})
@@ -65,9 +93,7 @@ class SpeculationCache:
             count = chain.num_tokens[i]
             if count == 0 or outcome in self._entries:
                 continue
-            law = chain.law[i, :count] if chain.law is not None and chain.has_law[i] else None
-            hidden = None if chain.hidden is None else chain.hidden[i, :count]
-            entry = self._entries[outcome] = CachedSpeculation(tokens[i][:count], law, hidden)
+            entry = self._entries[outcome] = CachedSpeculation(tokens[i][:count], chain, i)
             self.num_bytes += entry.num_bytes
             self._of_sequence.setdefault(outcome.seq_id, []).append(outcome)
 

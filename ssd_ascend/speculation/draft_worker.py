@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,22 +24,21 @@ from ssd_ascend.speculation.branch_depth import BranchDepth, FixedDepth
 from ssd_ascend.speculation.cache import CachedSpeculation, SpeculationCache
 from ssd_ascend.speculation.fallback import FallbackPolicy
 from ssd_ascend.speculation.fan_out import FanOut, FixedFanOut
+from ssd_ascend.speculation.guesser import Guesser
+from ssd_ascend.speculation.outcome_odds import OutcomeOdds
 from ssd_ascend.speculation.pace import Pace
+from ssd_ascend.speculation.replies import DECLINED, Reply, pack, replies_of
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.messages import Answer, Attach, Foreseen, Message, Request, Shutdown, Update, WorkerStats
 
 
-@dataclass(frozen=True, slots=True)
-class _Reply:
-    """What one sequence is answered with."""
+class _Judged(NamedTuple):
+    """An outcome: drafts accepted, of how many, and which of the guesses for that depth it was (None: of none)."""
 
-    source: Source
-    tokens: list[int]
-    law: torch.Tensor | None = None
-    hidden: torch.Tensor | None = None
-
-
-_DECLINED = _Reply(Source.DECLINED, [])
+    num_accepted: int
+    num_drafted: int
+    rank: int | None
+    num_guesses: int
 
 
 class DraftWorker:
@@ -69,6 +68,20 @@ class DraftWorker:
         self._depth = FixedDepth(lookahead) if depth is None else depth
         self._budget = budget
         self._others_wait = others_wait
+        self._odds = OutcomeOdds(lookahead)
+        self._guesser = (
+            Guesser(fan_out.counts, self._odds, lookahead, by_clock=budget is not None)
+            if isinstance(fan_out, FixedFanOut)
+            else None
+        )
+        self._judged: list[_Judged] = []
+        """Outcomes of this round, to be learnt from when nobody waits."""
+        self._told: set[int] = set()
+        """Sequences whose guesses the target has."""
+        self._worth_from = 1
+        """As it was told: for fewer missing rows than that it does not wait."""
+        self._is_usual = True
+        """Whether this round is like most: nobody came, nobody waited for drafts."""
         self._cache = SpeculationCache()
         self._pace = Pace()
         self._sequences: dict[int, DraftSequence] = {}
@@ -86,6 +99,7 @@ class DraftWorker:
 
     def serve(self) -> None:
         """Handle messages until the target says goodbye or is gone."""
+        worked = 0.0
         while True:
             start = time.perf_counter()
             try:
@@ -96,8 +110,11 @@ class DraftWorker:
             self._idle_s += waited
             if message is None or isinstance(message, Shutdown):
                 return
+            if self._guesser is not None:
+                self._guesser.saw_round(waited, worked, usual=self._is_usual)
             self._handle(message)
-            self._pace.saw_round(waited, time.perf_counter() - start - waited)
+            worked = time.perf_counter() - start - waited
+            self._pace.saw_round(waited, worked)
 
     def pump(self) -> int:
         """Handle every message that is waiting; returns how many there were."""
@@ -137,10 +154,12 @@ class DraftWorker:
     def _handle(self, message: Message) -> None:
         if not isinstance(message, Request):
             raise TransportError(f"the target sent a {type(message).__name__} where a request was due")
+        self._is_usual = not message.attaches
         with trace.span("worker.apply"):
             wanted = self._apply(message)
         if self.request_waits():  # the target has moved on; only its latest outcomes are worth an answer
             self._cache.drop([seq.id for seq, _ in wanted])  # what was foreseen is of a step that is over
+            self._told = set()
             self._transport.send(self._pack(message.number, [], []))
             return
         with trace.span("worker.answer"):
@@ -153,13 +172,14 @@ class DraftWorker:
             self._foresee([seq for seq, _ in wanted], replies)
         if not self.request_waits():  # else its answer says as much, and comes sooner without this
             self._tell_ahead(message.number, [seq for seq, _ in wanted])
+        self._learn()
 
     def _tell_ahead(self, number: int, seqs: Rows[DraftSequence]) -> None:
         """Give the target what it may look up itself."""
         width, told, counts, entries = self._lookahead, list[DraftSequence](), list[int](), list[int]()
         for seq in seqs:
             known = self._cache.of_sequence(seq.id)
-            if any(entry.law is not None for _, entry in known):
+            if any(entry.has_law for _, entry in known):
                 continue
             told.append(seq)
             counts.append(len(known))
@@ -176,6 +196,7 @@ class DraftWorker:
                 stats=self._stats(),
             )
         )  # fmt: skip
+        self._told, self._worth_from = {seq.id for seq in told}, worth_from
 
     # -- a round -----------------------------------------------------------------------------------------------------
 
@@ -211,9 +232,18 @@ class DraftWorker:
         if update.slots is not None:
             held = [] if seq.feature_slots is None else [seq.feature_slots]
             seq.feature_slots = np.concatenate([*held, update.slots.flatten().numpy()])
-        self._fan_out.learn(seq.id, update.outcome.num_accepted)
-        self._fallback.saw_outcome(self._offered.pop(seq.id, 0), update.outcome.num_accepted)
+        accepted, num_drafted = update.outcome.num_accepted, self._offered.pop(seq.id, 0)
+        self._fan_out.learn(seq.id, accepted)
+        self._fallback.saw_outcome(num_drafted, accepted)
+        rank, num_guesses = self._cache.rank_of(update.outcome)
+        self._judged.append(_Judged(accepted, num_drafted, rank, num_guesses))
         return seq
+
+    def _learn(self) -> None:
+        """Which guesses came true."""
+        for accepted, num_drafted, rank, num_guesses in self._judged:
+            self._odds.saw(num_accepted=accepted, num_drafted=num_drafted, rank=rank, num_guesses=num_guesses)
+        self._judged.clear()
 
     def _release(self, seq_ids: Rows[int]) -> None:
         self._cache.drop(seq_ids)
@@ -224,9 +254,9 @@ class DraftWorker:
             if (seq := self._sequences.pop(seq_id, None)) is not None:
                 self._drafter.release(seq)
 
-    def _answer(self, wanted: Rows[tuple[DraftSequence, VerificationOutcome | None]]) -> list[_Reply]:
+    def _answer(self, wanted: Rows[tuple[DraftSequence, VerificationOutcome | None]]) -> list[Reply]:
         """Hits from the cache; each missing row by the fallback. Hits are never thrown away for a neighbour's miss."""
-        replies = [_DECLINED] * len(wanted)
+        replies = [DECLINED] * len(wanted)
         missing: list[int] = []
         for i, (_, outcome) in enumerate(wanted):
             entry = None if outcome is None else self._cache.look_up(outcome)
@@ -240,39 +270,44 @@ class DraftWorker:
                 replies[i] = reply
         return replies
 
-    def _hit(self, entry: CachedSpeculation) -> _Reply:
+    def _hit(self, entry: CachedSpeculation) -> Reply:
         self._used_drafts += len(entry.tokens)
-        return _Reply(Source.HIT, entry.tokens, entry.law, entry.hidden)
+        return Reply(Source.HIT, entry.tokens, entry.law, entry.hidden)
 
     @property
     def _drafts_whole(self) -> bool:
         """Whether a chain on demand comes in one go, as long as it may be."""
         return self._at_once is not None and self._at_once.whole_chain == self._lookahead
 
-    def _draft_on_demand(self, seqs: Rows[DraftSequence], *, num_rows: int) -> list[_Reply]:
+    def _draft_on_demand(self, seqs: Rows[DraftSequence], *, num_rows: int) -> list[Reply]:
         """What sequences get whose outcome was not foreseen: a short chain, an n-gram, or nothing."""
+        if len(seqs) < self._worth_from and all(seq.id in self._told for seq in seqs):
+            return [DECLINED] * len(seqs)  # the target, told as much, went on without
         depth = self._fallback.depth(
             num_missing=len(seqs), num_rows=num_rows, lookahead=self._lookahead, whole=self._drafts_whole
         )
         if depth > 0:
+            self._is_usual = False
             start = time.perf_counter()
             chain = self._drafter.chain(seqs, depth)
+            replies = replies_of(chain)  # which waits for the device
             if any(chain.num_tokens):
                 self._fallback.saw_chain(depth, time.perf_counter() - start)
-            return _replies(chain)
+            return replies
         if self._fallback.uses_ngram:
             return [
-                _Reply(Source.MISS, tokens) if tokens else _DECLINED
+                Reply(Source.MISS, tokens) if tokens else DECLINED
                 for tokens in self._fallback.ngrams(seqs, self._lookahead)
             ]
-        return [_DECLINED] * len(seqs)
+        return [DECLINED] * len(seqs)
 
-    def _foresee(self, seqs: Rows[DraftSequence], replies: Rows[_Reply]) -> None:
+    def _foresee(self, seqs: Rows[DraftSequence], replies: Rows[Reply]) -> None:
         """Draft for every likely outcome of the verification that is now under way."""
         needs_hidden = self._drafter.wants_features
         sent = [() if needs_hidden and reply.hidden is None else tuple(reply.tokens) for reply in replies]
         hidden = [reply.hidden if drafts else None for reply, drafts in zip(replies, sent, strict=True)]
         self._cache.drop([seq.id for seq in seqs])
+        self._told = set()
         if not seqs:
             return
         foreseen = self._foresee_at_once(seqs, sent, hidden)
@@ -305,14 +340,12 @@ class DraftWorker:
         """The whole round in one go, where drafter, fan-out and depth allow it."""
         if (
             self._at_once is None
+            or self._guesser is None
             or self._fan_out is not self._built_for
-            or not isinstance(self._fan_out, FixedFanOut)
             or not isinstance(self._depth, FixedDepth)
         ):
             return None
-        return self._at_once.foresee(
-            seqs, sent, hidden, self._depth.depth(), self._fan_out.counts, hurry=self._pace.hurries
-        )
+        return self._at_once.foresee(seqs, sent, hidden, self._depth.depth(), self._guesser, hurry=self._pace.hurries)
 
     def _remember(self, branches: Rows[Branch], guessed: Rows[int], chain: Chain) -> None:
         outcomes = [
@@ -324,20 +357,8 @@ class DraftWorker:
 
     # -- the answer ----------------------------------------------------------------------------------------------------
 
-    def _pack(self, number: int, seqs: Rows[DraftSequence], replies: Rows[_Reply]) -> Answer:
-        width = self._lookahead
-        padded = [reply.tokens + [0] * (width - len(reply.tokens)) for reply in replies]
-        laws = [_padded(reply.law, width) for reply in replies if reply.law is not None]
-        return Answer(
-            number=number,
-            seq_ids=[seq.id for seq in seqs],
-            sources=[int(reply.source) for reply in replies],
-            num_tokens=[len(reply.tokens) for reply in replies],
-            tokens=torch.tensor(padded, dtype=torch.int64).reshape(len(replies), width),
-            has_law=[reply.law is not None for reply in replies],
-            law=torch.stack(laws) if laws else None,
-            stats=self._stats(),
-        )
+    def _pack(self, number: int, seqs: Rows[DraftSequence], replies: Rows[Reply]) -> Answer:
+        return pack(number, seqs, replies, width=self._lookahead, stats=self._stats())
 
     def _stats(self) -> WorkerStats:
         return WorkerStats(
@@ -362,22 +383,3 @@ def _sequence(attach: Attach) -> DraftSequence:
         features=attach.features,
         feature_slots=None if attach.slots is None else attach.slots.flatten().numpy(),
     )
-
-
-def _replies(chain: Chain) -> list[_Reply]:
-    """The rows of an on-demand chain."""
-    tokens = chain.tokens.tolist()
-    replies = []
-    for i, count in enumerate(chain.num_tokens):
-        if count == 0:
-            replies.append(_DECLINED)
-            continue
-        law = chain.law[i, :count] if chain.law is not None and chain.has_law[i] else None
-        hidden = None if chain.hidden is None else chain.hidden[i, :count]
-        replies.append(_Reply(Source.MISS, tokens[i][:count], law, hidden))
-    return replies
-
-
-def _padded(law: torch.Tensor, width: int) -> torch.Tensor:
-    """[k, Vd] -> [width, Vd]; the padding is never read."""
-    return law if law.shape[0] == width else torch.nn.functional.pad(law, (0, 0, 0, width - law.shape[0]))

@@ -21,6 +21,9 @@ _PROMPT = 24
 _ROUNDS = 4
 _CASTS = ((0.0,), (0.0, 0.0), (1.0,))
 """Temperatures of the sequences of each conversation."""
+_CROWD, _CROWD_PROMPT = 16, 128
+_LATE, _LATE_TOKENS = 6, 5
+"""Steps that a crowd goes on without an answer, and the tokens of each."""
 
 
 def rehearse(
@@ -30,18 +33,24 @@ def rehearse(
     feature_width: int,
     feature_dtype: torch.dtype,
     shared: bool = False,
+    crowd: int = 0,
 ) -> None:
     """Talk to a worker of `make_worker` as a target would; nothing of it is left but what is warm.
 
     max_len: tokens a sequence may have; feature_width: of the target's features, 0 when none are sent; shared:
-    whether the worker is told where they are instead.
+    whether the worker is told where they are instead. crowd: sequences that may come at once, where that is worth
+    knowing beforehand.
     """
-    for temperatures in _CASTS:
+    casts: list[tuple[tuple[float, ...], int]] = [(cast, _PROMPT) for cast in _CASTS]
+    if crowd > 2:
+        casts.append(((0.0,) * min(crowd, _CROWD), _CROWD_PROMPT))
+    for temperatures, prompt in casts:
         ours, theirs = InProcessTransport.pair(through_wire=False)
         worker = make_worker(theirs)
         theirs.attach_pump(lambda worker=worker: worker.pump())  # type: ignore[misc]
         try:
-            _Conversation(ours, max_len, feature_width, feature_dtype, shared=shared).hold(temperatures)
+            conversation = _Conversation(ours, max_len, feature_width, feature_dtype, shared=shared)
+            conversation.hold(temperatures, min(prompt, max_len // 2))
         finally:
             worker.close()
 
@@ -57,9 +66,9 @@ class _Conversation:
         self._shared = shared
         self._number = 0
 
-    def hold(self, temperatures: tuple[float, ...]) -> None:
-        """Attach a sequence for each temperature, then judge its drafts a few times: all good, none, and so on."""
-        prompt = min(_PROMPT, self._max_len // 2)
+    def hold(self, temperatures: tuple[float, ...], prompt: int) -> None:
+        """Attach a sequence of `prompt` tokens for each temperature, then judge its drafts a few times: all good, none,
+        and so on. With a crowd the last answer comes late."""
         if prompt < 2:
             return
         lengths = dict.fromkeys(range(len(temperatures)), prompt)
@@ -80,6 +89,21 @@ class _Conversation:
             if max(lengths.values()) >= self._max_len:
                 return
             answer = self._ask([], updates)
+        if len(temperatures) > 2:
+            self._go_on_without(lengths)
+
+    def _go_on_without(self, lengths: dict[int, int]) -> None:
+        """Steps that the worker hears of together."""
+        updates: list[Update] = []
+        for _ in range(_LATE):
+            if max(lengths.values()) + 2 * _LATE_TOKENS >= self._max_len:
+                break
+            if updates:
+                self._say([], updates)
+            updates = [self._judge(seq_id, length, [1] * (_LATE_TOKENS - 1)) for seq_id, length in lengths.items()]
+            lengths.update({seq_id: length + _LATE_TOKENS for seq_id, length in lengths.items()})
+        if updates:
+            self._ask([], updates)
 
     def _judge(self, seq_id: int, length: int, accepted: list[int]) -> Update:
         new_tokens = [*accepted, 1]
@@ -90,12 +114,17 @@ class _Conversation:
             **self._of(len(new_tokens)),
         )
 
-    def _ask(self, attaches: list[Attach], updates: list[Update]) -> Answer:
+    def _say(self, attaches: list[Attach], updates: list[Update]) -> None:
         self._number += 1
         self._line.send(Request(number=self._number, released=[], attaches=attaches, updates=updates))
-        while not isinstance(answer := self._line.recv(None), Answer):  # what it has foreseen lies before it
-            assert isinstance(answer, Foreseen)
-        return answer
+
+    def _ask(self, attaches: list[Attach], updates: list[Update]) -> Answer:
+        self._say(attaches, updates)
+        while True:
+            message = self._line.recv(None)
+            if isinstance(message, Answer) and message.number == self._number:
+                return message
+            assert isinstance(message, Answer | Foreseen)  # of steps that are over, or what it has foreseen
 
     def _of(self, count: int) -> dict[str, torch.Tensor]:
         """Features of so many tokens, or where they are."""

@@ -29,6 +29,10 @@ from ssd_ascend.structured.compiler import GrammarCompiler
 from ssd_ascend.text import Tokenizer
 from ssd_ascend.weights.loader import read_config
 
+_BACKLOG, _DEVICE_BACKLOG = 256, 2048
+"""A device reads the larger number in the time of a round or two, less than its target took over them; in smaller
+portions sequences that came together would go without drafts for many rounds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetFacts:
@@ -83,7 +87,8 @@ class DraftSetup:
     @property
     def max_backlog(self) -> int | None:
         """Prompt tokens that a worker digests per round: it answers for everybody else in between. None for `sd`."""
-        return min(256, self.max_batched_tokens) if self.width else None
+        most = _BACKLOG if self.backend.capabilities.host_memory else _DEVICE_BACKLOG
+        return min(most, self.max_batched_tokens) if self.width else None
 
     @property
     def lookahead(self) -> int:

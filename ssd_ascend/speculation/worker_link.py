@@ -176,6 +176,7 @@ def warm_up(drafter: Drafter, setup: DraftSetup) -> None:
         max_len=setup.target.max_model_len,
         feature_width=setup.target.feature_width if drafter.wants_features else 0,
         shared=setup.feature_store is not None,
+        crowd=0 if setup.backend.capabilities.host_memory else setup.target.max_num_seqs,
         feature_dtype=torch.float32 if setup.backend.capabilities.wide_activations else setup.dtype(None),
     )
     log.info("rehearsed in %.1f s", time.monotonic() - started)

@@ -5,6 +5,7 @@ On a CPU a graph is the function itself, run again (`capturing.py`).
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +15,14 @@ import pytest
 
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.speculation.base import Foresight
-from ssd_ascend.speculation.drafters import captured_forks
+from ssd_ascend.speculation.drafters import captured_ahead, captured_forks
 from ssd_ascend.speculation.drafters.captured_ahead import CapturedAhead
 from ssd_ascend.speculation.drafters.captured_chain import CapturedChains
 from ssd_ascend.speculation.drafters.captured_forks import CapturedForks
 from ssd_ascend.speculation.drafters.captured_next import CapturedNext
 from ssd_ascend.speculation.drafters.feed import feed_sizes
-from ssd_ascend.speculation.drafters.paged import PagedDrafter, _picks
+from ssd_ascend.speculation.drafters.paged import PagedDrafter
+from ssd_ascend.speculation.guesser import Guesser
 from tests.engine.capturing import capture_everywhere
 from tests.engine.harness import DEVICE, Run, greedy, prompts_of, run, speculation
 from tests.engine.lines import Late, through
@@ -33,6 +35,7 @@ LOOKAHEAD = 4
 def capturing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines of this file capture whatever the device, with room for every guess, as single steps have."""
     monkeypatch.setattr(captured_forks, "_MOST_BRANCHES", 512)
+    monkeypatch.setattr(captured_ahead, "_MOST_BRANCHES", 512)
     capture_everywhere(monkeypatch)
 
 
@@ -129,12 +132,6 @@ def test_many_sequences_share_the_branches_that_a_graph_has(
     assert used["rounds"] > 3
     stats = captured.stats.speculation
     assert stats.hits > stats.lookups / 4
-
-
-def test_guesses_beyond_the_bound_are_the_least_likely() -> None:
-    assert _picks([2, 2, 1], 2, 9, 9) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
-    assert _picks([2, 2, 1], 2, 9, 4) == [(0, 0), (0, 1), (1, 0), (2, 0)]
-    assert _picks([3, 3], 1, 1, 9) == [(0, 0), (1, 0)]
 
 
 def test_sizes_of_feeds_cover_every_batch() -> None:
@@ -234,6 +231,44 @@ def test_a_round_that_goes_ahead_foresees_what_any_round_does(
     assert hurried["late"] > 5
     stats = ahead.stats.speculation
     assert stats.hits > 0.5 * stats.lookups
+
+
+@pytest.mark.skipif(DEVICE == "npu", reason="it has no tree masks")
+def test_a_round_goes_ahead_with_sequences_that_were_not_foreseen(pair: Path, hurried: dict[str, int]) -> None:
+    """Five sequences, of which some declined: those have guesses behind their last token only."""
+    config = speculation(pair, "ssd", "model", lookahead=LOOKAHEAD, on_miss="decline")
+    ahead = run(pair, PROMPTS, greedy(40), config, graphs=True)
+    assert ahead.tokens == run(pair, PROMPTS, greedy(40), graphs=False).tokens
+    assert hurried["ahead"] > 5
+    stats = ahead.stats.speculation
+    assert 0.3 * stats.lookups < stats.hits < stats.lookups
+
+
+@pytest.mark.parametrize("drafter", ["model", "eagle3"])
+@pytest.mark.parametrize("hurry", [False, True])
+def test_a_round_may_have_any_of_the_widths_there_are_graphs_for(
+    pair: Path, monkeypatch: pytest.MonkeyPatch, drafter: str, hurry: bool
+) -> None:
+    """The width changes from round to round, and what is foreseen stays right."""
+    draw, used = random.Random(4), set[tuple[bool, int]]()
+    own, foresee = Guesser.width, PagedDrafter.foresee
+
+    def width(self: Guesser, widths: list[int], *, ahead: bool) -> int:
+        own(self, widths, ahead=ahead)
+        chosen = draw.choice(widths)
+        used.add((ahead, chosen))
+        return chosen
+
+    monkeypatch.setattr(Guesser, "width", width)
+    monkeypatch.setattr(PagedDrafter, "foresee", lambda *args, **given: foresee(*args, **given | {"hurry": hurry}))
+    for module in (captured_forks, captured_ahead):
+        monkeypatch.setattr(module, "_FEW_BRANCHES", 8)
+    config = speculation(pair, "ssd", drafter, lookahead=LOOKAHEAD, on_miss="decline")
+    varied = run(pair, PROMPTS, greedy(40), config, graphs=True)
+    assert varied.tokens == run(pair, PROMPTS, greedy(40), graphs=False).tokens
+    goes_ahead = hurry and drafter == "model" and DEVICE != "npu"
+    assert len({chosen for ahead, chosen in used if ahead is goes_ahead}) >= 2
+    assert varied.stats.speculation.hits > 3
 
 
 @pytest.mark.skipif(DEVICE == "npu", reason="it has no tree masks")

@@ -46,8 +46,10 @@ class Noted:
 
 
 @pytest.mark.parametrize("kind", DRAFTERS.names())
-@pytest.mark.parametrize("max_len", [256, 20, 3])
-def test_a_rehearsal_uses_every_part_and_gives_everything_back(tmp_path: Path, kind: str, max_len: int) -> None:
+@pytest.mark.parametrize(("max_len", "crowd"), [(256, 0), (20, 0), (3, 0), (256, 5), (20, 5), (3, 5)])
+def test_a_rehearsal_uses_every_part_and_gives_everything_back(
+    tmp_path: Path, kind: str, max_len: int, crowd: int
+) -> None:
     pair = write_pair(tmp_path, "llama")
     engine = make_engine(pair, speculation(pair, "sd", kind, lookahead=LOOKAHEAD), graphs=False)
     try:
@@ -60,10 +62,10 @@ def test_a_rehearsal_uses_every_part_and_gives_everything_back(tmp_path: Path, k
             )
 
         with torch.inference_mode():
-            rehearse(worker, max_len=max_len, feature_width=width, feature_dtype=torch.float32)
+            rehearse(worker, max_len=max_len, feature_width=width, feature_dtype=torch.float32, crowd=crowd)
         if max_len > 3:
             assert {"glue", "branch"} <= set(drafter.calls)
-            assert drafter.rows == {1, 2}
+            assert drafter.rows == {1, 2, *([crowd] if crowd else [])}
         blocks = getattr(drafter, "_blocks", None)
         assert blocks is None or blocks.num_used == 0
     finally:

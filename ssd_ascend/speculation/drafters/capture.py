@@ -94,12 +94,13 @@ def _rounds(setup: DraftSetup, parts: DraftParts, graphs: GraphCapture, catch_up
     fan_out = make_fan_out(setup.config.fan_out, setup.lookahead)
     assert isinstance(fan_out, FixedFanOut)
     counts = fan_out.per_depth
-    beside = Beside(ranker(setup.backend), max(counts[:-1])) if _goes_ahead(setup, parts, counts) else None
+    rank = ranker(setup.backend)
+    beside = Beside(rank, max(counts[:-1])) if _goes_ahead(setup, parts, counts) else None
     try:
         forks = CapturedForks(
             parts, graphs,
             lookahead=setup.lookahead, width=setup.width, max_rows=rows, per_row=catch_up, masks=setup.tree_mask,
-            beside=beside,
+            rank=rank, beside=beside,
         )  # fmt: skip
         ahead = None
         if beside is not None:

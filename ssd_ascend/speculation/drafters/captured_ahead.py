@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
 from contextlib import contextmanager
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -26,8 +27,13 @@ from ssd_ascend.speculation.drafters.feed import DraftParts, Fork
 
 Ranker = Callable[[torch.Tensor, int], torch.Tensor]
 """float32 logits [R, V] and a count -> the likeliest tokens of each row, best first, int64 [R, count]."""
-_MOST_SEQUENCES = 4
-"""In a larger batch there nearly always is a row that was not foreseen."""
+_MOST_SEQUENCES = 16
+_MOST_BRANCHES = 128
+"""Of a round. A worker in a hurry has no time for more."""
+_FEW_BRANCHES = 32
+"""As many cost about what one does: no graph for fewer than could be had."""
+_FEW_TOKENS = 16
+"""But forwards of up to so many take a tenth less than those of some more (docs/performance.md)."""
 
 
 class Beside(NamedTuple):
@@ -40,11 +46,12 @@ class Beside(NamedTuple):
 class Guess(NamedTuple):
     """One branch of an ahead round: its place in the graph, and the outcome (accepted drafts, token after them).
 
-    token: None for the last depth, where the graph itself chooses."""
+    token: None for the last depth (`late`), where the graph itself chooses, and for a place that is left empty."""
 
     place: int
     depth: int
     token: int | None
+    late: bool = False
 
 
 class _Shape(NamedTuple):
@@ -249,13 +256,19 @@ class CapturedAhead:
     ) -> None:  # fmt: skip
         """Captures. RuntimeError when the device cannot. counts: guesses for 0 .. lookahead accepted drafts."""
         self.lookahead, self._parts, self.kept = lookahead, parts, beside.kept
-        sizes = [rows for rows in (1, 2, _MOST_SEQUENCES) if rows <= max_rows]
-        self._rounds = [
-            _Round(parts, _Shape(rows, lookahead, sum(counts[:-1]), counts[-1], self.kept), beside.rank)
-            for rows in sizes
-        ]
-        self._counts = counts
-        for each in self._rounds:
+        self._rounds: dict[int, list[_Round]] = {}
+        self._counts: dict[int, list[int]] = {}
+        """Guesses per depth, by their sum."""
+        for rows in (1, 2, 4, 8, _MOST_SEQUENCES):
+            if rows > max_rows:
+                break
+            self._rounds[rows] = []
+            for width in widths_ahead(rows, counts):
+                own = narrowed(counts, width)
+                self._counts[sum(own)] = own
+                shape = _Shape(rows, lookahead, sum(own[:-1]), own[-1], self.kept)
+                self._rounds[rows].append(_Round(parts, shape, beside.rank))
+        for each in chain.from_iterable(reversed(self._rounds.values())):
             self._capture(each, graphs)
 
     @staticmethod
@@ -264,20 +277,29 @@ class CapturedAhead:
 
     def __len__(self) -> int:
         """Graphs held."""
-        return len(self._rounds)
+        return sum(map(len, self._rounds.values()))
 
-    def guesses(self, others: Rows[Rows[int]]) -> list[Guess]:
-        """A guess for every branch. others: what might have followed instead of each draft under verification."""
-        depth_of = [(depth, rank) for depth, count in enumerate(self._counts[:-1]) for rank in range(count)]
+    def widths(self, num_seqs: int) -> list[int]:
+        """The numbers of branches that each of so many sequences can have, the largest first; [] without a graph."""
+        return [each.shape.width for each in self._for(num_seqs)]
+
+    def _for(self, num_seqs: int) -> list[_Round]:
+        return next((rounds for rows, rounds in self._rounds.items() if rows >= num_seqs), [])
+
+    def guesses(self, others: Rows[Rows[int]], width: int) -> list[Guess]:
+        """A guess for each of `width` branches. others: what might have followed instead of each draft under
+        verification; [] for a sequence without drafts."""
+        counts = self._counts[width]
+        depth_of = [(depth, rank) for depth, count in enumerate(counts[:-1]) for rank in range(count)]
         early = [
             Guess(place, depth, others[depth][rank]) if depth < len(others) else Guess(place, 0, None)
             for place, (depth, rank) in enumerate(depth_of)
         ]
-        return early + [Guess(len(early) + rank, len(others), None) for rank in range(self._counts[-1])]
+        return early + [Guess(len(early) + rank, len(others), None, late=True) for rank in range(counts[-1])]
 
     def run(self, forks: Rows[Fork], guesses: Rows[Rows[Guess]], blocks: BlockManager) -> torch.Tensor | None:
         """See `_Round.replay`; None when there is no graph or no room for these."""
-        found = next((each for each in self._rounds if each.shape.rows >= len(forks)), None)
+        found = next((each for each in self._for(len(forks)) if each.shape.width == len(guesses[0])), None)
         if found is None:
             return None
         entries = found.shape.width * self.lookahead
@@ -285,3 +307,21 @@ class CapturedAhead:
             forks, blocks, entries=entries, reach=self.lookahead, max_len=self._parts.max_len
         ) as there_is_room:
             return found.replay(forks, guesses) if there_is_room else None
+
+
+def widths_ahead(rows: int, counts: Rows[int]) -> list[int]:
+    """Branches a sequence of the graphs for `rows` sequences, the most first, and fewer where that saves time."""
+    most = min(sum(counts), _MOST_BRANCHES // rows)
+    if rows == 1:
+        few = _FEW_TOKENS - len(counts) + counts[-1]
+        return [most, few] if len(counts) < few < most else [most]
+    return [most, most // 2] if rows * (most // 2) >= _FEW_BRANCHES else [most]
+
+
+def narrowed(counts: Rows[int], width: int) -> list[int]:
+    """At most `width` of these guesses: a third of them behind the last draft, as sequences without drafts have no
+    others, and of the other depths the best ranks first."""
+    late = min(counts[-1], max(2, (width + 1) // 3), max(1, width - 1))
+    ranked = sorted((rank, depth) for depth, count in enumerate(counts[:-1]) for rank in range(count))
+    kept = [depth for _, depth in ranked[: max(1, width - late)]]
+    return [*(kept.count(depth) for depth in range(len(counts) - 1)), late]

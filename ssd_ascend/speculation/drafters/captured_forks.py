@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from contextlib import contextmanager
+from functools import partial
+from itertools import chain
 
 import numpy as np
 import torch
@@ -20,7 +22,7 @@ from ssd_ascend.core.batch import ForwardBatch, Mode, ModelOutput
 from ssd_ascend.kv.blocks import BlockManager
 from ssd_ascend.runtime.pack import Field, Pack, write
 from ssd_ascend.runtime.static import write_tables
-from ssd_ascend.speculation.drafters.captured_ahead import Beside, scratch
+from ssd_ascend.speculation.drafters.captured_ahead import Beside, Ranker, scratch
 from ssd_ascend.speculation.drafters.captured_chain import Rolled, roll
 from ssd_ascend.speculation.drafters.captured_rows import BranchRows
 from ssd_ascend.speculation.drafters.feed import (
@@ -33,16 +35,18 @@ from ssd_ascend.speculation.drafters.feed import (
     feed_sizes,
 )
 
-_MOST_BRANCHES = 64
-"""Branches of one graph: as many rows cost a draft little more than one does (docs/performance.md). In a larger batch
-every sequence gets fewer."""
+_MOST_BRANCHES = 256
+"""Branches of one graph. In a larger batch every sequence gets fewer."""
+_FEW_BRANCHES = 32
+"""As many rows cost a draft about what one does, so there are no graphs for fewer than could be had."""
+_MOST_SEQUENCES = 64
 
 
 class _Glue:
     """The glue of one size."""
 
-    def __init__(self, parts: DraftParts, size: FeedSize, lookahead: int, shared: GlueOutput) -> None:
-        self._parts = parts
+    def __init__(self, parts: DraftParts, size: FeedSize, lookahead: int, shared: GlueOutput, rank: Ranker) -> None:
+        self._parts, self._rank = parts, rank
         self._stride = lookahead + 1
         self._shared = shared
         wanted = size.rows * self._stride
@@ -58,7 +62,7 @@ class _Glue:
     def _run(self) -> None:
         arrays, (best, hidden) = self.feed.pack.device, self._shared
         output = self._parts.runner.run(self.feed.batch(Mode.GLUE, arrays["wanted"]))
-        top = output.logits.topk(best.shape[1] + 1, dim=-1).indices
+        top = self._rank(output.logits, best.shape[1] + 1)
         tokens = top if self._parts.to_target is None else self._parts.to_target[top]
         rank = torch.arange(best.shape[1], device=best.device)
         # a draft that is rejected cannot come back as the recovery token: leave its place out
@@ -92,7 +96,7 @@ class _Branches:
     """The branches of up to `rows` sequences, `width` each, `steps` deep."""
 
     def __init__(
-        self, parts: DraftParts, rows: int, width: int, steps: int, shared: GlueOutput, beside: Beside | None
+        self, parts: DraftParts, rows: int, width: int, steps: int, shared: GlueOutput, *, beside: Beside | None
     ) -> None:
         self._parts, self.rows, self.width, self._steps, self._shared = parts, rows, width, steps, shared
         self._beside = beside
@@ -210,13 +214,14 @@ class CapturedForks:
         max_rows: int,
         per_row: int,
         masks: bool,
+        rank: Ranker,
         beside: Beside | None = None,
     ) -> None:
         """Captures. RuntimeError when the device cannot. width: the most branches a sequence gets; per_row: entries to
         catch up with, beside the drafts; masks: whether branches share a row; beside: what is kept beside drafts, where
         they do."""
         self.lookahead, self.catch_up = lookahead, per_row
-        self.max_rows = min(max_rows, _MOST_BRANCHES)
+        self.max_rows = min(max_rows, _MOST_SEQUENCES, _MOST_BRANCHES)
         device = parts.runner.device
         self.num_ranks = min(width, parts.num_tokens - 1)
         table = parts.table
@@ -226,17 +231,14 @@ class CapturedForks:
             None if table is None else torch.zeros((rows, table.hidden_size), dtype=table.dtype, device=device),
         )
         sizes = feed_sizes(self.max_rows, per_row + lookahead)
-        self._glues = [_Glue(parts, size, lookahead, shared) for size in sizes]
-        counts = sorted({size.rows for size in sizes}, reverse=True)
-        self._branches: list[_Branches | BranchRows] = []
-        for rows in counts:
-            most = min(width, _MOST_BRANCHES // rows)
-            self._branches.append(
-                _Branches(parts, rows, most, lookahead, shared, beside)
-                if masks
-                else BranchRows(parts, rows, most, lookahead, shared)
-            )
-        parts_of_rounds: list[_Glue | _Branches | BranchRows] = [*self._glues, *self._branches]
+        self._glues = [_Glue(parts, size, lookahead, shared, rank) for size in sizes]
+        kind = partial(_Branches, beside=beside) if masks else BranchRows
+        self._branches: dict[int, list[_Branches | BranchRows]] = {
+            rows: [kind(parts, rows, most, lookahead, shared) for most in widths_of(rows, width, _MOST_BRANCHES)]
+            for rows in sorted({size.rows for size in sizes})
+        }
+        largest_first = chain.from_iterable(reversed(self._branches.values()))
+        parts_of_rounds: list[_Glue | _Branches | BranchRows] = [*self._glues, *largest_first]
         for part in parts_of_rounds:
             self._capture(part, graphs)
 
@@ -246,32 +248,41 @@ class CapturedForks:
 
     def __len__(self) -> int:
         """Graphs held."""
-        return len(self._glues) + len(self._branches)
+        return len(self._glues) + sum(map(len, self._branches.values()))
 
     def holds(self, feeds: Rows[Feed]) -> bool:
         """Whether some size holds them."""
         wanted = FeedSize.of(feeds)
         return any(glue.feed.size.holds(wanted) for glue in self._glues)
 
-    def run(self, forks: Rows[Fork], blocks: BlockManager) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """Guess and drafts of every branch, `width(n)` a sequence, int64 [n * width, 1 + lookahead ..]; their features.
+    def run(
+        self, forks: Rows[Fork], blocks: BlockManager, width: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """Guess and drafts of every branch, `width` a sequence, int64 [n * width, 1 + lookahead ..]; their features.
         What is kept beside each draft, if anything, follows them.
 
-        Good until the next call. What lies in the places of picks that a sequence lacks means nothing. None without
-        room in `blocks` for the branches' entries, which is only borrowed.
+        width: one of `widths`. Good until the next call. What lies in the places of picks that a sequence lacks means
+        nothing. None without room in `blocks` for the branches' entries, which is only borrowed.
         """
         wanted = FeedSize.of([fork.feed for fork in forks])
         glue = next(glue for glue in reversed(self._glues) if glue.feed.size.holds(wanted))
-        branches = self._for(len(forks))
+        branches = next(branches for branches in self._for(len(forks)) if branches.width == width)
         with branches.room(forks, blocks) as there_is_room:
             if not there_is_room:
                 return None
             glue.replay(forks)
             return branches.replay(forks, self.lookahead + 1)
 
-    def _for(self, num_seqs: int) -> _Branches | BranchRows:
-        return next(branches for branches in reversed(self._branches) if branches.rows >= num_seqs)
+    def _for(self, num_seqs: int) -> list[_Branches | BranchRows]:
+        return next(branches for rows, branches in self._branches.items() if rows >= num_seqs)
 
-    def width(self, num_seqs: int) -> int:
-        """The most branches of each of so many sequences."""
-        return self._for(num_seqs).width
+    def widths(self, num_seqs: int) -> list[int]:
+        """The numbers of branches that each of so many sequences can have, the largest first."""
+        return [branches.width for branches in self._for(num_seqs)]
+
+
+def widths_of(rows: int, width: int, most: int) -> list[int]:
+    """Branches a sequence of graphs for `rows` of them: as many as wanted and as `most` in all allow, the half, and the
+    quarter, down to what is not worth a graph."""
+    first = max(1, min(width, most // rows))
+    return [first, *(less for less in (first // 2, first // 4) if less > 1 and rows * less >= _FEW_BRANCHES)]

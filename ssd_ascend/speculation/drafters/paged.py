@@ -17,7 +17,7 @@ from ssd_ascend.runtime.inputs import Row
 from ssd_ascend.runtime.model_runner import ModelRunner
 from ssd_ascend.runtime.pack import Arriving
 from ssd_ascend.runtime.sampler import RowContext
-from ssd_ascend.speculation.base import Branch, Chain, DraftSequence, Foresight, Glue, Verdict, spread
+from ssd_ascend.speculation.base import Branch, BranchChoice, Chain, DraftSequence, Foresight, Glue, Verdict, spread
 from ssd_ascend.speculation.branches import BranchLayout, RowsLayout, TreeMaskLayout
 from ssd_ascend.speculation.draft_sampler import DraftSampler
 from ssd_ascend.speculation.drafters.capture import NOTHING, Captured
@@ -202,11 +202,11 @@ class PagedDrafter:
         sent: Rows[Rows[int]],
         hidden: Rows[torch.Tensor | None],
         k: int,
-        counts: Callable[[int], Rows[int]],
+        choice: BranchChoice,
         *,
         hurry: bool = False,
     ) -> Foresight | None:
-        """`glue`, a choice of counts(number of drafts) guesses per depth, and `branch`: one or two graphs, one copy."""
+        """`glue`, the guesses of `choice`, and `branch`: one or two graphs, one copy."""
         forks = self._captured.forks
         if forks is None or k != forks.lookahead or len(seqs) > forks.max_rows:
             return None
@@ -222,20 +222,22 @@ class PagedDrafter:
         ]
         for seq in seqs:
             seq.others = {}
-        if hurry and (foreseen := self._ahead(feeds, [sent[i] for i in live], [kept[i] for i in live])) is not None:
+        if hurry and (
+            foreseen := self._ahead(feeds, [sent[i] for i in live], [kept[i] for i in live], choice)
+        ) is not None:  # fmt: skip
             return foreseen
-        width = forks.width(len(live))
-        rounds = [Fork(feed, sent[i], _picks(counts(len(sent[i])), len(sent[i]), forks.num_ranks, width))
+        width = choice.width(forks.widths(len(live)), ahead=False)
+        rounds = [Fork(feed, sent[i], choice.picks(len(sent[i]), forks.num_ranks, width))
                   for feed, i in zip(feeds, live, strict=True)]  # fmt: skip
-        return self._foresight(forks, rounds, k)
+        return self._foresight(forks, rounds, k, width)
 
-    def _foresight(self, forks: CapturedForks, rounds: Rows[Fork], k: int) -> Foresight | None:
+    def _foresight(self, forks: CapturedForks, rounds: Rows[Fork], k: int, width: int) -> Foresight | None:
         """Run the graphs, bring their verdict to the host; features stay, as copies that outlive the next round."""
-        drafted = forks.run(rounds, self._blocks)
+        drafted = forks.run(rounds, self._blocks, width)
         if drafted is None:
             return None
         result, hidden = drafted
-        arriving, width = Arriving(result), forks.width(len(rounds))
+        arriving = Arriving(result)
         index: list[int] = []
         branches: list[Branch] = []
         for i, fork in enumerate(rounds):
@@ -262,17 +264,21 @@ class PagedDrafter:
             ]
 
     def _ahead(
-        self, feeds: Rows[Feed], sent: Rows[Rows[int]], others: Rows[Rows[Rows[int]] | None]
+        self, feeds: Rows[Feed], sent: Rows[Rows[int]], others: Rows[Rows[Rows[int]] | None], choice: BranchChoice
     ) -> Foresight | None:
         """The round whose guesses are known already, all but the last depth's; None where they are not, or no graph."""
         ahead = self._captured.ahead
-        if ahead is None or any(feed.num_committed != 1 or not feed.num_tail for feed in feeds):
+        if ahead is None or any(feed.num_committed != 1 for feed in feeds):
             return None
-        known = [each for each in others if each is not None]
-        if len(known) < len(feeds):
+        # a sequence without drafts has no depth but the last
+        known = [each for each in ([] if not drafts else each for each, drafts in zip(others, sent, strict=True))
+                 if each is not None]  # fmt: skip
+        widths = ahead.widths(len(feeds))
+        if len(known) < len(feeds) or not any(sent) or not widths:
             return None
         forks = [Fork(feed, drafts, []) for feed, drafts in zip(feeds, sent, strict=True)]
-        guesses = [ahead.guesses(each) for each in known]
+        width = choice.width(widths, ahead=True)
+        guesses = [ahead.guesses(each, width) for each in known]
         result = ahead.run(forks, guesses, self._blocks)
         if result is None:
             return None
@@ -283,7 +289,7 @@ class PagedDrafter:
             self._trunk.mark(fork.feed.seq, fork.end)
             self._trunk.keep(fork.feed.seq, fork.drafts)
             for guess in own:
-                row, late = arriving.row(i * len(own) + guess.place), guess.depth == len(fork.drafts)
+                row, late = arriving.row(i * len(own) + guess.place), guess.late
                 if guess.token is None and not late:
                     continue  # a place that was left empty
                 token, drafts = (row[0], row[1:k]) if late else (guess.token or 0, row[:k])
@@ -360,10 +366,3 @@ class PagedDrafter:
     def _no_chain(self, num_rows: int, k: int) -> Chain:
         tokens = torch.zeros((num_rows, k), dtype=torch.int64, device=self.runner.device)
         return Chain(tokens, [0] * num_rows, None, [False] * num_rows, None)
-
-
-def _picks(counts: Rows[int], num_drafts: int, num_ranks: int, most: int) -> list[tuple[int, int]]:
-    """(depth, rank) of every guess; a tiny vocabulary has fewer ranks than were asked for. Where more than `most` are
-    asked for, the likeliest of each depth go first."""
-    ranked = [(rank, depth) for depth in range(num_drafts + 1) for rank in range(min(counts[depth], num_ranks))]
-    return sorted((depth, rank) for rank, depth in sorted(ranked)[:most])

@@ -1,0 +1,61 @@
+"""What a draft worker answers each sequence with, and how answers are packed. Used by `draft_worker.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from ssd_ascend.core.speculation import Source
+from ssd_ascend.speculation.base import Chain, DraftSequence
+from ssd_ascend.transport.messages import Answer, WorkerStats
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What one sequence is answered with."""
+
+    source: Source
+    tokens: list[int]
+    law: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None
+
+
+DECLINED: Final = Reply(Source.DECLINED, [])
+
+
+def replies_of(chain: Chain) -> list[Reply]:
+    """The rows of an on-demand chain."""
+    tokens = chain.tokens.tolist()
+    replies = []
+    for i, count in enumerate(chain.num_tokens):
+        if count == 0:
+            replies.append(DECLINED)
+            continue
+        law = chain.law[i, :count] if chain.law is not None and chain.has_law[i] else None
+        hidden = None if chain.hidden is None else chain.hidden[i, :count]
+        replies.append(Reply(Source.MISS, tokens[i][:count], law, hidden))
+    return replies
+
+
+def pack(number: int, seqs: Rows[DraftSequence], replies: Rows[Reply], *, width: int, stats: WorkerStats) -> Answer:
+    """The answer to request `number`; drafts and laws are padded to `width`."""
+    padded = [reply.tokens + [0] * (width - len(reply.tokens)) for reply in replies]
+    laws = [_padded(reply.law, width) for reply in replies if reply.law is not None]
+    return Answer(
+        number=number,
+        seq_ids=[seq.id for seq in seqs],
+        sources=[int(reply.source) for reply in replies],
+        num_tokens=[len(reply.tokens) for reply in replies],
+        tokens=torch.tensor(padded, dtype=torch.int64).reshape(len(replies), width),
+        has_law=[reply.law is not None for reply in replies],
+        law=torch.stack(laws) if laws else None,
+        stats=stats,
+    )
+
+
+def _padded(law: torch.Tensor, width: int) -> torch.Tensor:
+    """[k, Vd] -> [width, Vd]; the padding is never read."""
+    return law if law.shape[0] == width else torch.nn.functional.pad(law, (0, 0, 0, width - law.shape[0]))
