@@ -2,7 +2,8 @@
 
 `python -m bench.gpu --shape llama-3.1-8b --out FILE.json`. Random weights made on the device; no speculator, no text:
 the step loop of the engine without its scheduler. Times are wall clock of whole steps (inputs, forward, choice of the
-token, copy back) and, beside them, of the bare forward by replaying it.
+token, copy back) and, beside them, of the bare forward by replaying it. With `--exact N` nothing of that is measured:
+N greedy answers of every drafter are compared with plain decoding, token for token (`bench/exact.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import torch
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder, where `bench` would mean bench.py
 
+from bench import report
+from bench.exact import Wish, compare
 from bench.synthetic import SHAPES, build, shape
 from ssd_ascend.backends.base import Backend
 from ssd_ascend.backends.registry import load_backend
@@ -33,6 +36,7 @@ from ssd_ascend.runtime.load import CacheSize
 from ssd_ascend.runtime.model_runner import ModelRunner
 
 Result = dict[str, Any]
+_DRAFTERS = ("eagle3", "model", "ngram")
 
 
 class Bench:
@@ -199,17 +203,39 @@ def measure(arguments: argparse.Namespace) -> Result:
         add(bench.decode(1, arguments.long, 32))
     if arguments.prefill:
         add(bench.prefills(8, arguments.prefill, matrix_rate(backend, device)))
+    return _head(backend, device) | {
+        "copy_bytes_per_s": bench.copy_rate,
+        "weight_bytes": bench.weight_bytes,
+        "capture_s": round(capture_s, 2),
+        "rows": rows,
+    }
+
+
+def _head(backend: Backend, device: torch.device) -> Result:
+    """What every result begins with."""
     return {
         "command": " ".join(["python -m bench.gpu", *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.machine()}, {platform.system()} {platform.release()}",
         "device": backend.describe(device),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda},
-        "copy_bytes_per_s": bench.copy_rate,
-        "weight_bytes": bench.weight_bytes,
-        "capture_s": round(capture_s, 2),
-        "rows": rows,
     }
+
+
+def exact(arguments: argparse.Namespace) -> Result:
+    """The comparison with plain decoding; the file is written anew with every row."""
+    wish = Wish(
+        shape=arguments.shape, device=arguments.device, prompts=arguments.exact, tokens=arguments.steps,
+        drafters=arguments.drafters, layers=arguments.layers,
+    )  # fmt: skip
+    backend = load_backend(arguments.device)
+    result = _head(backend, backend.device(0)) | {"rows": []}
+    for row in compare(wish):
+        result["rows"].append({"shape": arguments.shape, **row})
+        print(json.dumps(row), file=sys.stderr, flush=True)
+        if arguments.out:
+            report.write_json(arguments.out, result)
+    return result
 
 
 def main() -> None:
@@ -226,14 +252,22 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=int, default=20480)
     parser.add_argument("--blocks", type=int, default=1024, help="KV blocks")
     parser.add_argument("--no-graphs", action="store_true")
+    parser.add_argument(
+        "--exact", type=int, metavar="N", help="compare N answers of --steps tokens, and measure nothing"
+    )
+    parser.add_argument(
+        "--drafters", nargs="+", choices=["eagle3", "model", "ngram"], default=["eagle3", "model", "ngram"]
+    )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    result = measure(arguments)
+    result = exact(arguments) if arguments.exact else measure(arguments)
     text = json.dumps(result, indent=1)
     if arguments.out:
         arguments.out.write_text(text + "\n")
     else:
         print(text)
+    if any(row.get("same_answers") != row.get("answers") for row in result["rows"]):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ class SafetensorsSource:
         self.where = str(directory)
         self._stack = ExitStack()
         self._handles: dict[Path, Any] = {}
+        self._holes: set[Path] = set()
+        """Files that take far less room than they have bytes, as downloads do that were broken off."""
         try:
             self.tensors: Mapping[str, TensorInfo] = self._index(directory)
         except BaseException:
@@ -46,7 +48,15 @@ class SafetensorsSource:
 
     def read(self, name: str) -> torch.Tensor:
         """A view of the mapped file; copy it to keep it."""
-        tensor: torch.Tensor = self._handles[self.tensors[name].file].get_tensor(name)
+        file = self.tensors[name].file
+        tensor: torch.Tensor = self._handles[file].get_tensor(name)
+        if tensor.dim() > 1 and file in self._holes and not tensor.any():
+            held = file.stat()
+            raise ConfigError(
+                f"{file}: tensor {name!r} is all zeros, and of {held.st_size} bytes {512 * held.st_blocks} are there",
+                remedy="download it again; a checkpoint that a benchmark laid out is read where bench.checkpoints is "
+                "installed",
+            )
         return tensor
 
     def _index(self, directory: Path) -> dict[str, TensorInfo]:
@@ -80,6 +90,9 @@ class SafetensorsSource:
                 f"cannot map {file}: {error}", remedy="give this machine more memory, or lift its limit (ulimit -v)"
             ) from error
         self._handles[file] = handle
+        held = file.stat()
+        if 512 * held.st_blocks < held.st_size // 2:
+            self._holes.add(file)
         return {name: _info(handle.get_slice(name), name, file) for name in handle.keys()}  # noqa: SIM118  not a dict
 
 

@@ -95,6 +95,19 @@ def test_a_truncated_file_is_named(kept: int, tmp_path: Path) -> None:
     assert f"{file} is not a complete safetensors file" in complaint(tmp_path)
 
 
+def test_a_file_whose_numbers_are_a_hole_is_named(tmp_path: Path) -> None:
+    """A download that was broken off, or never begun, may have left the size, and zeros."""
+    file = write_checkpoint(tmp_path, CONFIG) / "model.safetensors"
+    whole = file.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    with file.open("r+b") as opened:
+        opened.truncate(header)
+        opened.truncate(len(whole))
+    assert "is all zeros, and of" in complaint(tmp_path)
+    tensors = {name: torch.zeros_like(tensor) for name, tensor in causal_lm_tensors(CONFIG).items()}
+    load(write_checkpoint(tmp_path / "written", CONFIG, tensors))  # zeros that somebody wrote are somebody's business
+
+
 def test_missing_tensors_are_named(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, CONFIG, tensors_with(model__layers__1__self_attn__k_proj__weight=None))
     assert "lacks tensor 'model.layers.1.self_attn.k_proj.weight'" in complaint(tmp_path)
