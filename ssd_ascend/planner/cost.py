@@ -94,7 +94,8 @@ def side_by_side_us(one: Forward, other: Forward) -> float:
 
 def told_ahead_us(verify_us: float, wide_us: float, message_us: float) -> float:
     """A round in which the target looks up what it was told before. What follows an outcome is asked for when that
-    outcome is known and needed one round later, so the way there and back and both sides' work share two rounds."""
+    outcome is known and needed one round later, so the way there and back and both sides' work share two rounds. All
+    drafts are meant: a target that asks before they are done has them cut short, and gets fewer for a shorter round."""
     return max(verify_us, wide_us, (verify_us + wide_us + message_us) / 2.0)
 
 
