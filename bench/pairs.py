@@ -35,7 +35,7 @@ from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.errors import SsdError, unknown_name
 
 _WARM_UP_TOKENS = 24
-_FEWEST_WAVES, _SEQUENCES = 3, 8
+_FEWEST_WAVES, _SEQUENCES = 3, 4
 """Runs per batch size, each of other prompts: so few, or so many that as many sequences were served: one sequence
 alone is lucky or unlucky."""
 
@@ -59,7 +59,7 @@ class Pair:
 
 
 PAIRS: dict[str, Pair] = {
-    "8b-1b": Pair(target="llama-3.1-8b", draft="llama-3.2-1b", lookahead=5, shorter=(4,)),
+    "8b-1b": Pair(target="llama-3.1-8b", draft="llama-3.2-1b", lookahead=5, shorter=(4, 3)),
     "8b-eagle3": Pair(target="llama-3.1-8b", draft=None, lookahead=6),
     "32b-0.6b": Pair(target="qwen3-32b", draft="qwen3-0.6b", lookahead=6),
     "tiny": Pair(target="tiny", draft="tiny-draft", lookahead=3, core=256),
@@ -74,7 +74,7 @@ class Settings:
     folder: str
     """Where checkpoints, tokens and rows lie."""
     device: str
-    worker_device: str
+    worker_device: str | None
     batches: tuple[int, ...]
     prompt_len: int
     output_len: int

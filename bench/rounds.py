@@ -23,7 +23,8 @@ def put_round(row: Row, samples: Sequence[Sample]) -> None:
     waits = any("wait" in step.spans_ns for step in steps)
     verify = _mean(steps, "forward", "meanwhile", "verify")
     draft, wait = _mean(steps, "draft"), _mean(steps, "wait")
-    message = _mean(steps, "observe") + max(0.0, _mean(steps, "propose") - wait) if waits else 0.0
+    told = _mean(steps, "observe") - _mean(steps, "ahead")  # in which the next step may be queued, the host's own part
+    message = told + max(0.0, _mean(steps, "propose") - wait) if waits else 0.0
     round_ms = statistics.mean(step.wall_ns for step in steps) / NS_PER_MS
     row["round_ms"] = round(round_ms, 4)
     row["verify_and_draft_ms" if drafts_here else "round_verify_ms"] = round(verify + draft, 4)

@@ -17,6 +17,7 @@ from ssd_ascend.distributed.collectives import GroupCollectives, SingleRank
 from ssd_ascend.engine.engine import Engine
 from ssd_ascend.engine.executor import Executor
 from ssd_ascend.engine.gather import gather_ranks
+from ssd_ascend.engine.hits_ahead import HitsAhead
 from ssd_ascend.engine.identity import EngineInfo, EngineLimits
 from ssd_ascend.engine.rounds_ahead import RoundsAhead
 from ssd_ascend.engine.run_ahead import Ahead, RunAhead
@@ -28,7 +29,7 @@ from ssd_ascend.runtime.graphs import captured_tokens
 from ssd_ascend.runtime.load import CacheSize, LoadedModel, choose_block_size, choose_dtype, load_runner
 from ssd_ascend.runtime.threads import settle_threads
 from ssd_ascend.runtime.token_masks import TokenMasks
-from ssd_ascend.speculation.base import AheadSpeculator, Speculator
+from ssd_ascend.speculation.base import AheadSpeculator, LookingUpSpeculator, Speculator
 from ssd_ascend.speculation.registry import DRAFTERS, SPECULATORS
 from ssd_ascend.speculation.setup import DrafterKind, DraftSetup, TargetFacts, TargetSide
 from ssd_ascend.speculation.verifier import Verifier
@@ -82,8 +83,13 @@ def _ahead(config: EngineConfig, target: LoadedModel, speculator: Speculator) ->
     """Who does that: nobody, where drafts come from elsewhere or by other means than captured graphs."""
     if not config.speculation.enabled:
         return RunAhead(target.runner)
+    lookahead = config.speculation.max_lookahead
     if isinstance(speculator, AheadSpeculator) and speculator.goes_ahead:
-        return RoundsAhead(target.runner, speculator, lookahead=config.speculation.max_lookahead)
+        return RoundsAhead(target.runner, speculator, lookahead=lookahead)
+    if isinstance(speculator, LookingUpSpeculator):
+        hits = HitsAhead(target.runner, lookahead=lookahead)
+        speculator.queue_with(hits.queue)
+        return hits
     return None
 
 

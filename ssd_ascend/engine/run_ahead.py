@@ -67,7 +67,7 @@ class RunAhead:
             if found is None or queued.starts[found] != row.seq.num_tokens - 1:
                 return None
             index.append(found)
-        return _only(queued.output, index)
+        return only(queued.output, index)
 
     def queue_next(self, plan: StepPlan, speculation: Speculation, output: ModelOutput) -> ModelOutput:
         """See `Ahead`."""
@@ -100,7 +100,7 @@ def is_greedy(rows: Rows[DecodeRow]) -> bool:
     )
 
 
-def _only(output: ModelOutput, rows: list[int]) -> ModelOutput:
+def only(output: ModelOutput, rows: list[int]) -> ModelOutput:
     """These rows of an output."""
     if rows == list(range(output.logits.shape[0])):
         return output

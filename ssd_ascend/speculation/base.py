@@ -286,6 +286,25 @@ class AheadSpeculator(Protocol):
         ...
 
 
+class NextRow(NamedTuple):
+    """A sequence's row of the step after this one: its last token, not yet in `seq`, and drafts behind that. `end`:
+    positions up to the last draft."""
+
+    seq: Sequence
+    token: int
+    drafts: list[int]
+    end: int
+
+
+@runtime_checkable
+class LookingUpSpeculator(Protocol):
+    """A speculator that knows the next step's drafts, as a rule, before the scheduler has committed this one's."""
+
+    def queue_with(self, queue: Callable[[Rows[NextRow]], bool]) -> None:
+        """From now on have steps run by `queue` that are known: all rows that go on. It says whether they are."""
+        ...
+
+
 class Drafter(Protocol):
     """What drafts. Every method may be called for any mix of sequences; none keeps state outside `DraftSequence`."""
 

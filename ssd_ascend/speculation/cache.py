@@ -15,6 +15,9 @@ import torch
 from ssd_ascend.core.speculation import VerificationOutcome
 from ssd_ascend.speculation.base import Chain
 
+_KEY_BYTES = 24
+"""Of the outcome that an entry is filed under."""
+
 
 class CachedSpeculation(NamedTuple):
     """Row `row` of what was drafted together. Most are never asked for: law and features are cut out when they are."""
@@ -40,13 +43,6 @@ class CachedSpeculation(NamedTuple):
         """[K, H], see `Chain.hidden`, or None."""
         return None if self.chain.hidden is None else self.chain.hidden[self.row, : len(self.tokens)]
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of law, features, tokens, and the outcome it is filed under."""
-        law, hidden = self.chain.law if self.has_law else None, self.chain.hidden
-        wide = sum(t.shape[-1] * t.element_size() for t in (law, hidden) if t is not None)
-        return len(self.tokens) * (8 + wide) + 24
-
 
 class SpeculationCache:
     """Holds at most one generation of branches per sequence, so its size is bounded by batch * width * lookahead."""
@@ -54,6 +50,7 @@ class SpeculationCache:
     def __init__(self) -> None:
         self._entries: dict[VerificationOutcome, CachedSpeculation] = {}
         self._of_sequence: dict[int, list[VerificationOutcome]] = {}
+        self._bytes_of: dict[int, int] = {}
         self.lookups = 0
         self.hits = 0
         self.num_bytes = 0
@@ -89,16 +86,25 @@ class SpeculationCache:
         """Row i of `chain` is what to answer when outcomes[i] comes true. Earlier entries of their sequences go."""
         self.drop({outcome.seq_id for outcome in outcomes})
         tokens = chain.tokens.tolist()
+        per_draft, per_law = 8 + _row_bytes(chain.hidden), _row_bytes(chain.law)
         for i, outcome in enumerate(outcomes):
-            count = chain.num_tokens[i]
+            count, seq_id = chain.num_tokens[i], outcome.seq_id
             if count == 0 or outcome in self._entries:
                 continue
-            entry = self._entries[outcome] = CachedSpeculation(tokens[i][:count], chain, i)
-            self.num_bytes += entry.num_bytes
-            self._of_sequence.setdefault(outcome.seq_id, []).append(outcome)
+            self._entries[outcome] = CachedSpeculation(tokens[i][:count], chain, i)
+            self._of_sequence.setdefault(seq_id, []).append(outcome)
+            held = count * (per_draft + (per_law if chain.has_law[i] else 0)) + _KEY_BYTES
+            self._bytes_of[seq_id] = self._bytes_of.get(seq_id, 0) + held
+            self.num_bytes += held
 
     def drop(self, seq_ids: Iterable[int]) -> None:
         """Forget what was prepared for sequences."""
         for seq_id in seq_ids:
+            self.num_bytes -= self._bytes_of.pop(seq_id, 0)
             for outcome in self._of_sequence.pop(seq_id, ()):
-                self.num_bytes -= self._entries.pop(outcome).num_bytes
+                del self._entries[outcome]
+
+
+def _row_bytes(wide: torch.Tensor | None) -> int:
+    """Of one draft's law or feature."""
+    return 0 if wide is None else wide.shape[-1] * wide.element_size()

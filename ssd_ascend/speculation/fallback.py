@@ -17,7 +17,9 @@ from ssd_ascend.speculation.recent import Recent
 OnMiss = Literal["auto", "draft", "ngram", "decline"]
 _BLEND = 0.1
 _LONG_S = 0.015
-"""Beside a verification of so long, asking for an n-gram costs nothing; beside a shorter one, more than it brings."""
+"""Beside a verification of so long, asking for an n-gram costs little; beside a shorter one, more than it brings."""
+_SELDOM, _TRY_AGAIN = 0.1, 64
+"""Where so few of those asked for are found, only one in so many rounds asks."""
 
 
 class FallbackPolicy:
@@ -28,6 +30,8 @@ class FallbackPolicy:
         self._indexes: dict[int, NgramIndex] = {}
         self._acceptance = 0.6
         self._tokens_per_round = 2.0
+        self._ngrams_found = 0.5
+        self._rounds = 0
         self._verify_s, self._step_s = Recent(), Recent()
 
     @property
@@ -58,12 +62,17 @@ class FallbackPolicy:
         if self._on_miss == "decline":
             return num_rows + 1
         verify_s = self._verify_s.typical
-        if self._on_miss != "auto" or verify_s is None or verify_s > _LONG_S:
+        if self._on_miss != "auto" or verify_s is None or (verify_s > _LONG_S and self._ngrams_come()):
             return 1
         for num_missing in range(1, num_rows + 1):
             if self.depth(num_missing=num_missing, num_rows=num_rows, lookahead=lookahead, whole=whole):
                 return num_missing
         return num_rows + 1
+
+    def _ngrams_come(self) -> bool:
+        """Whether this text repeats itself, or it is time to look again."""
+        self._rounds += 1
+        return self._ngrams_found > _SELDOM or self._rounds % _TRY_AGAIN == 0
 
     def ngrams(self, seqs: Rows[DraftSequence], lookahead: int) -> list[list[int]]:
         """An n-gram continuation for each sequence; empty where there is none."""
@@ -72,6 +81,7 @@ class FallbackPolicy:
             index = self._indexes.setdefault(seq.id, NgramIndex())
             index.update(seq.token_ids)
             found.append(index.propose(lookahead))
+            self._ngrams_found += _BLEND * (bool(found[-1]) - self._ngrams_found)
         return found
 
     def forget(self, seq_ids: Rows[int]) -> None:

@@ -272,6 +272,11 @@ class WorkerClient:
         offer = self._offers.pop(seq.id, None)
         return offer if offer is not None and offer.num_tokens == seq.num_tokens else None
 
+    def offered(self, seq_id: int, num_tokens: int) -> Offer | None:
+        """What `take` will give for a sequence that then has so many tokens."""
+        offer = self._offers.get(seq_id)
+        return offer if offer is not None and offer.num_tokens == num_tokens else None
+
     def release(self, seq_ids: Iterable[int]) -> None:
         """The worker hears of it with the next request; at once, when it holds nothing else and none may follow."""
         for seq_id in seq_ids:

@@ -129,6 +129,11 @@ class WorkerPool:
                 return offer
         return None
 
+    def offered(self, seq_id: int, num_tokens: int) -> Offer | None:
+        """See `WorkerClient.offered`."""
+        offers = (client.offered(seq_id, num_tokens) for client in self._clients)
+        return next((offer for offer in offers if offer is not None), None)
+
     def release(self, seq_ids: Iterable[int]) -> None:
         """See `WorkerClient.release`."""
         seq_ids = list(seq_ids)

@@ -111,7 +111,9 @@ def test_ratios_compare_like_with_like() -> None:
 def test_the_most_valuable_rows_come_first() -> None:
     args = two_gpus.build_parser().parse_args(["--json", "x"])
     groups = two_gpus.schedule(args)
-    assert groups[0] == [Job(pair="8b-1b", speculator=mode) for mode in ("none", "ssd", "sd")]
+    assert groups[0] == [Job(pair="8b-1b", speculator=mode) for mode in ("none", "ssd", "sd")] + [
+        Job(pair="8b-1b", speculator=mode, lookahead=k) for mode in ("ssd", "sd") for k in (4, 3)
+    ]
     assert [job.speculator for job in groups[1]] == ["ssd", "sd"], "its target's plain decoding is known by then"
     assert groups[3] == [Job(pair="32b-0.6b", speculator="none", tp=2)]
 
@@ -131,7 +133,7 @@ def test_engines_find_what_was_set(pair: str, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(SafetensorsSource, "read", SafetensorsSource.read)  # put back what `install` replaces
     install()
     settings = Settings(
-        folder=str(tmp_path), device="cpu", worker_device="cpu", batches=(2,), prompt_len=8, output_len=48,
+        folder=str(tmp_path), device="cpu", worker_device=None, batches=(2,), prompt_len=8, output_len=48,
         accepted=0.8, foreseen=1.0, fan_out=2, noise=0.05, speculation={"worker": "inprocess"},
     )  # fmt: skip
     found = {}

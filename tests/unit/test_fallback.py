@@ -116,3 +116,20 @@ def test_from_how_many_missing_rows_on_an_answer_is_worth_waiting_for(
 def test_who_never_drafts_on_demand_is_never_worth_waiting_for() -> None:
     assert FallbackPolicy("decline").worth_from(num_rows=4, lookahead=6, whole=False) == 5
     assert FallbackPolicy("draft").worth_from(num_rows=4, lookahead=6, whole=False) == 1
+
+
+def test_text_that_does_not_repeat_itself_is_seldom_asked_for_ngrams() -> None:
+    """Beside a long verification the target waits for them, as long as some are found."""
+    policy = measured(step_s=1.0, verify_s=0.02)
+    asked = {"num_rows": 4, "lookahead": 5, "whole": True}
+    assert policy.worth_from(**asked) == 1
+    fresh = DraftSequence(1, list(range(50)), 9, SamplingParams(), 0, frozenset())
+    for _ in range(30):
+        policy.ngrams([fresh], 4)
+    times = [policy.worth_from(**asked) for _ in range(128)]
+    assert set(times) == {1, 5}
+    assert times.count(1) == 2
+    fresh.token_ids += list(range(20))
+    for _ in range(5):
+        policy.ngrams([fresh], 4)
+    assert policy.worth_from(**asked) == 1

@@ -25,7 +25,7 @@ from ssd_ascend.core.sequence import Sequence
 from ssd_ascend.core.speculation import Source, Speculation, Verification, VerificationOutcome
 from ssd_ascend.core.stats import SpeculationStats
 from ssd_ascend.runtime.pack import to_device
-from ssd_ascend.speculation.base import FeatureReader, Speculator
+from ssd_ascend.speculation.base import FeatureReader, NextRow, Speculator
 from ssd_ascend.speculation.draft_sampler import widen
 from ssd_ascend.speculation.ending import surely_ends
 from ssd_ascend.speculation.recent import Recent
@@ -79,6 +79,18 @@ class _Going(NamedTuple):
         return self.seq.num_tokens + len(self.new_tokens) - 1
 
 
+class _QueuedRow(NamedTuple):
+    """A row of the step that was queued: tokens of its sequence by then, and how many drafts it has there."""
+
+    number: int
+    num_tokens: int
+    num_drafts: int
+
+    def holds(self, seq: Sequence, num_drafts: int) -> bool:
+        """Whether that is what is wanted."""
+        return (self.num_tokens, self.num_drafts) == (seq.num_tokens, num_drafts)
+
+
 class _Place(NamedTuple):
     """Positions [start, end) of the sequence with this block table."""
 
@@ -116,6 +128,11 @@ class SsdSpeculator:
         self._began_s: float | None = None
         """When the device was last left alone with a step."""
         self._busy_s = Recent()
+        self._queued_s: float | None = None
+        """When the step under way was queued, where that was before it was asked for."""
+        self._queue: Callable[[Rows[NextRow]], bool] | None = None
+        self._under_way: dict[int, _QueuedRow] = {}
+        """Rows of the step that was queued already, by sequence."""
         self._worker = make_worker_client(
             links, self.stats, target_vocab=target_vocab, lookahead=lookahead, silence_s=silence_s
         )
@@ -133,9 +150,12 @@ class SsdSpeculator:
             for offer, row in zip(offers, rows, strict=True)
         ]
         looked_up = [offer is not None and offer.looked_up for offer in offers]
+        under_way, self._under_way = self._rows_under_way(rows, num_tokens), {}
         if not any(num_tokens):
             nothing = Speculation.declined(len(rows))
-            return Speculation(None, nothing.num_tokens, nothing.source, None, nothing.has_law, looked_up)
+            return Speculation(
+                None, nothing.num_tokens, nothing.source, None, nothing.has_law, looked_up, under_way=under_way
+            )
         sources = [
             offer.source if offer is not None and n else Source.DECLINED
             for offer, n in zip(offers, num_tokens, strict=True)
@@ -153,7 +173,21 @@ class SsdSpeculator:
             has_law=has_law,
             looked_up=looked_up,
             host_tokens=padded,
+            under_way=under_way,
         )
+
+    def _rows_under_way(self, rows: Rows[DecodeRow], num_tokens: Rows[int]) -> list[int]:
+        """The rows of the queued step that these are; [] when some are not in it, or with other drafts."""
+        found = [self._under_way.get(row.seq.id) for row in rows]
+        known = [
+            queued.number
+            for queued, row, count in zip(found, rows, num_tokens, strict=True)
+            if queued is not None and queued.holds(row.seq, count)
+        ]
+        if len(known) == len(rows):
+            return known
+        self._queued_s = None
+        return []
 
     def _laws(self, offers: Rows[Offer | None], width: int) -> torch.Tensor:
         """float32 [B, width, V]; rows without a law are never read."""
@@ -184,14 +218,52 @@ class SsdSpeculator:
         updates = [_update(one) for one in going if one.known]
         asked = {one.seq.id: Asked(one.seq.num_tokens + len(one.new_tokens), one.known) for one in going}
         post = partial(self._post, attaches, updates, asked, self._places(going))
-        if self._worker.look_up(updates) and self._beside is not None and (attaches or self._worker.has_slack):
-            self._later = partial(post, self._beside)
-        else:
+        nobody_waits = self._worker.look_up(updates)
+        later = nobody_waits and self._beside is not None and (attaches or self._worker.has_slack)
+        # what is read on the device now is read before the next step, and not behind it
+        reads_first = not later and self._features is not None and not self._worker.reads_features
+        if reads_first:
             post(nullcontext)
+        if nobody_waits and self._queue is not None:
+            with trace.span("ahead"):
+                self._queue_next(self._queue, going, sequences, verification)
+        if later:
+            assert self._beside is not None
+            self._later = partial(post, self._beside)
+        elif not reads_first:
+            post(nullcontext)
+
+    def queue_with(self, queue: Callable[[Rows[NextRow]], bool]) -> None:
+        """See `LookingUpSpeculator`."""
+        self._queue = queue
+
+    def _queue_next(
+        self,
+        queue: Callable[[Rows[NextRow]], bool],
+        going: Rows[_Going],
+        sequences: Rows[Sequence],
+        verification: Verification,
+    ) -> None:
+        """Have the next step run, if all that go on are drafted for here."""
+        others = zip(sequences, verification.new_tokens, strict=True)
+        if len(going) != sum(not surely_ends(seq, new) for seq, new in others if seq.id not in verification.faults):
+            return
+        rows = []
+        for one in going:
+            length = one.seq.num_tokens + len(one.new_tokens)
+            offer = self._worker.offered(one.seq.id, length)
+            most = one.seq.num_remaining - len(one.new_tokens) - 1
+            drafts = [] if offer is None or offer.law is not None else offer.tokens[:most]
+            rows.append(NextRow(one.seq, one.new_tokens[-1], drafts, length + len(drafts)))
+        if queue(rows):
+            self._queued_s = time.monotonic()
+            self._under_way = {
+                row.seq.id: _QueuedRow(i, row.end - len(row.drafts), len(row.drafts)) for i, row in enumerate(rows)
+            }
 
     def meanwhile(self) -> None:
         """Post what could wait; hear what is told ahead, so that it need not be read when the verdict is there."""
-        began_s = time.monotonic()
+        began_s, self._queued_s = self._queued_s or time.monotonic(), None
         self._post_what_waits()
         if self._beside is None:
             return

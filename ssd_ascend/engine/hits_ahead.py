@@ -1,0 +1,86 @@
+"""The next verification of `ssd`, queued as soon as its drafts are looked up: the host commits and schedules beside it.
+
+When every outcome of a step was foreseen, or is known to get nothing, the next step's rows are known before the
+scheduler commits this one's. `SsdSpeculator.observe` queues them here; `executor.py` takes what is under way, as it
+does with `run_ahead.py` and `rounds_ahead.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from typing import NamedTuple
+
+from ssd_ascend.core.batch import Mode, ModelOutput
+from ssd_ascend.core.plan import StepPlan
+from ssd_ascend.core.speculation import Speculation
+from ssd_ascend.engine.run_ahead import only
+from ssd_ascend.runtime.inputs import Row
+from ssd_ascend.runtime.model_runner import ModelRunner
+from ssd_ascend.speculation.base import NextRow
+
+
+class _Queued(NamedTuple):
+    """A step that is under way: drafts of each row, the first of its tokens, and what will come of it."""
+
+    num_drafts: list[int]
+    first: list[int]
+    output: ModelOutput
+
+
+class HitsAhead:
+    """At most one step is queued; the next call either takes it or drops it.
+
+    What a step wrote that nobody takes lies behind the tokens of its sequences, where whoever computes there writes
+    again; the scheduler lets nobody else have those blocks before.
+    """
+
+    def __init__(self, runner: ModelRunner, *, lookahead: int) -> None:
+        self.slots = lookahead + 1
+        self._runner = runner
+        self._queued: _Queued | None = None
+
+    def queue(self, rows: Rows[NextRow]) -> bool:
+        """Run these now; False, and nothing done, where that takes the host, or room that they lack."""
+        graphs, size = self._runner.graphs, self._runner.block_size
+        if graphs is None or not rows or not all(map(_is_greedy, rows)):
+            return False
+        if any(row.end > len(row.seq.block_table) * size for row in rows):
+            return False
+        mode = Mode.VERIFY if any(row.drafts for row in rows) else Mode.DECODE
+        batch = graphs.stage(mode, [_row(row) for row in rows])
+        if batch is None:
+            return False
+        num_drafts, first, at = [len(row.drafts) for row in rows], list[int](), 0
+        for count in num_drafts:
+            first.append(at)
+            at += count + 1
+        self._queued = _Queued(num_drafts, first, self._runner.forward(batch))
+        return True
+
+    def take(self, plan: StepPlan, speculation: Speculation) -> ModelOutput | None:
+        """See `Ahead`. The speculator has said which rows of the step are whose."""
+        queued, self._queued = self._queued, None
+        if queued is None or not speculation.under_way:
+            return None
+        assert [queued.num_drafts[row] for row in speculation.under_way] == speculation.num_tokens
+        index = [
+            at
+            for row in speculation.under_way
+            for at in range(queued.first[row], queued.first[row] + queued.num_drafts[row] + 1)
+        ]
+        return only(queued.output, index)
+
+    def queue_next(self, plan: StepPlan, speculation: Speculation, output: ModelOutput) -> ModelOutput:
+        """See `Ahead`: nothing can be queued before the verdict is there."""
+        return output
+
+
+def _is_greedy(row: NextRow) -> bool:
+    """Whether the arg-max of the logits as they are is all that is asked."""
+    sampling = row.seq.sampling
+    return sampling.greedy and sampling.is_plain and sampling.logprobs is None
+
+
+def _row(row: NextRow) -> Row:
+    count = len(row.drafts) + 1
+    return Row((row.token, *row.drafts), row.end - count, row.seq.block_table, count)
