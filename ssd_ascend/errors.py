@@ -6,6 +6,7 @@ An error carries the offending value, the reason, and, where there is one, the r
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable
 
 
@@ -46,6 +47,19 @@ class WorkerError(SsdError):
 
 class TransportError(WorkerError):
     """The line between target and speculator broke or timed out; the target goes on without a speculator."""
+
+
+def missing_package(error: ModuleNotFoundError, extra: str = "") -> ConfigError:
+    """What to say where Python lacks a package; raises the error itself where what is missing is ours.
+
+    extra: the optional dependencies of ours that bring it, such as "[serve]".
+    """
+    if error.name is None or error.name.partition(".")[0] == "ssd_ascend":
+        raise error
+    return ConfigError(
+        f"{sys.executable} has no package {error.name!r}",
+        remedy=f"in a clone: make setup, then . .venv/bin/activate; elsewhere: pip install 'ssd-ascend{extra}'",
+    )
 
 
 def first_line(error: Exception) -> str:

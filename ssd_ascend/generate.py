@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssd_ascend import env
-from ssd_ascend.errors import ConfigError, RequestError, SsdError
+from ssd_ascend.errors import ConfigError, RequestError, SsdError, missing_package
 from ssd_ascend.flags import add_engine_arguments, engine_config
 from ssd_ascend.progress import bar
 
@@ -131,6 +131,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(args)
     except RequestError as error:
         print(f"error: {error.param or 'request'}: {error}", file=sys.stderr)
+    except ModuleNotFoundError as error:
+        print(f"error: {missing_package(error)}", file=sys.stderr)
     except SsdError as error:
         print(f"error: {error}", file=sys.stderr)
     return 2

@@ -1,7 +1,7 @@
 """The door `python -m ssd_ascend.speculate`: drafts for the targets that connect, wherever they run.
 
 Takes the engine's flags: `--model` names the target that is drafted for (of which only the config is read, and for an
-EAGLE-3 head the embedding), `--draft` what drafts, `--device` where.
+EAGLE-3 head the embedding), `--draft` what drafts, `--device` where. `--speculator` is ssd, whatever a preset says.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from ssd_ascend import env
-from ssd_ascend.errors import ConfigError, SsdError
+from ssd_ascend.errors import ConfigError, SsdError, missing_package
 from ssd_ascend.flags import add_engine_arguments, engine_config
 
 
@@ -29,10 +29,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> None:
     """Load the drafter and serve until told to stop."""
+    args.speculator = getattr(args, "speculator", "ssd")
     config = engine_config(args)
     if config.speculation.speculator != "ssd":
         given = config.speculation.speculator
-        raise ConfigError(f"a speculator of its own serves ssd, not {given!r}", remedy="add --speculator ssd")
+        raise ConfigError(f"a speculator of its own serves ssd, not {given!r}", remedy="leave --speculator out")
     from ssd_ascend.engine.speculator import open_service  # not at the top: torch, and --help should be instant
 
     service, where = open_service(config, args.host, args.port)
@@ -48,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     try:
         run(args)
+    except ModuleNotFoundError as error:
+        print(f"ssd_ascend.speculate: {missing_package(error)}", file=sys.stderr)
+        return 1
     except SsdError as error:
         print(f"ssd_ascend.speculate: {error}", file=sys.stderr)
         return 1

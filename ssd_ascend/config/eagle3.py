@@ -87,7 +87,7 @@ def eagle3_config(
         own_lm_head="lm_head.weight" in shapes,
     )
     _check_pairing(config, where, shapes, target)
-    log.info("EAGLE-3 head %s", fields(capture_layers=captured, draft_vocab=config.draft_vocab_size, path=where))
+    log.debug("EAGLE-3 head %s", fields(capture_layers=captured, draft_vocab=config.draft_vocab_size, path=where))
     return config
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ssd_ascend import env
 from ssd_ascend.config.engine import DTYPES
-from ssd_ascend.errors import ConfigError
+from ssd_ascend.errors import ConfigError, missing_package
 
 if TYPE_CHECKING:
     from ssd_ascend.parity.comparing import Row
@@ -109,9 +109,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     env.let_threads_sleep()
     try:
         return run_record(args) if args.verb == "record" else run_check(args)
+    except ModuleNotFoundError as error:
+        print(f"ssd-ascend parity: {missing_package(error)}", file=sys.stderr)
     except ConfigError as error:
         print(f"ssd-ascend parity: {error}", file=sys.stderr)
-        return 2
+    return 2
 
 
 if __name__ == "__main__":

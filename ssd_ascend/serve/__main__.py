@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from ssd_ascend import env, log
-from ssd_ascend.errors import ConfigError, SsdError
+from ssd_ascend.errors import SsdError, missing_package
 from ssd_ascend.flags import add_engine_arguments, add_launch_arguments, check_launch_flags, engine_config
 from ssd_ascend.serve.arguments import parse_arguments, server_config
 
@@ -40,9 +40,7 @@ def main(argv: Sequence[str] | None = None, *, engine_command: Sequence[str] | N
             from ssd_ascend.engine.async_engine import ENGINE_COMMAND
             from ssd_ascend.serve.server import run_server
         except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"the server needs the package {error.name!r}", remedy="pip install 'ssd-ascend[serve]'"
-            ) from error
+            raise missing_package(error, "[serve]") from error
         command = engine_command or ENGINE_COMMAND
         asyncio.run(run_server(config, serving, announce=_announce, engine_command=command))
     except SsdError as error:

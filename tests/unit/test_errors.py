@@ -6,7 +6,16 @@ import pickle
 
 import pytest
 
-from ssd_ascend.errors import ConfigError, RequestError, SsdError, TransportError, WorkerError, nearest, unknown_name
+from ssd_ascend.errors import (
+    ConfigError,
+    RequestError,
+    SsdError,
+    TransportError,
+    WorkerError,
+    missing_package,
+    nearest,
+    unknown_name,
+)
 
 
 def test_the_remedy_is_part_of_what_the_reader_sees() -> None:
@@ -46,3 +55,12 @@ def test_an_unknown_name_lists_the_known_and_guesses() -> None:
     error = unknown_name("drafter", "eagle", ["model", "eagle3"], where="x.toml")
     assert str(error) == "unknown drafter 'eagle' in x.toml; known: eagle3, model (did you mean 'eagle3'?)"
     assert str(unknown_name("drafter", "x", [])) == "unknown drafter 'x'; known: none"
+
+
+def test_a_package_that_python_lacks_is_one_sentence_and_a_module_of_ours_is_a_fault() -> None:
+    told = missing_package(ModuleNotFoundError("No module named 'torch'", name="torch"), "[serve]")
+    assert "no package 'torch'" in told.message
+    assert "make setup" in str(told)
+    assert "'ssd-ascend[serve]'" in str(told)
+    with pytest.raises(ModuleNotFoundError):
+        missing_package(ModuleNotFoundError("No module named 'ssd_ascend.x'", name="ssd_ascend.x"))
