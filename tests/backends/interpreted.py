@@ -78,11 +78,31 @@ def small_ones() -> None:
     small.rotary(q, k, places, cos_sin, overlap=False)
     for got, wanted in zip((q, k), turned, strict=True):
         close(got, wanted, torch.float32)
+    turned_and_stored()
     logits = torch.randn(3, 5000)
     logits[1, 4500] = logits[1, 70] = 9.0
     token, value = choice.top_tokens(logits, overlap=False)
     assert token.tolist() == [int(logits[0].argmax()), 70, int(logits[2].argmax())], "the first of equals"
     assert value.tolist() == logits.max(dim=1).values.tolist()
+
+
+def turned_and_stored() -> None:
+    """Few tokens, a head a program, and many, some heads together; heads that turn whole, and in part."""
+    ops = PlainOps()
+    for tokens, heads, kv_heads, width, half in ((1, 8, 8, 32, 16), (17, 16, 8, 32, 16), (17, 6, 3, 24, 8)):
+        q, k, v = (torch.randn(tokens, count, width) for count in (heads, kv_heads, kv_heads))
+        places, slots = torch.arange(tokens) + 3, torch.arange(tokens).flip(0)
+        slots[tokens // 2] = -1 if tokens > 1 else 2
+        cos_sin = torch.randn(32, 2 * half)
+        turned_q, turned_k = ops.rotary(q.clone(), k.clone(), places, cos_sin)
+        kv = torch.zeros(2, 5, 4, kv_heads, width)
+        small.rotate_and_store(q, k, v, places, cos_sin, kv, slots, overlap=False)
+        close(q, turned_q, torch.float32)
+        wanted = torch.zeros_like(kv).view(2, 20, kv_heads, width)
+        for token, slot in enumerate(slots.tolist()):
+            if slot >= 0:
+                wanted[0, slot], wanted[1, slot] = turned_k[token], v[token]
+        close(kv.view_as(wanted), wanted, torch.float32)
 
 
 def next_round() -> None:

@@ -42,7 +42,7 @@ def choose_tile(rows: int, columns: int, itemsize: int, *, bulk: bool) -> Tile:
     if rows <= 32:
         return Tile(32, 64, 256, 4, 4) if columns <= 8192 else Tile(32, 128, 64, 8, 4)
     if rows <= 64:
-        return Tile(64, 64, 128, 6, 4) if columns <= 8192 else Tile(64, 128, 128, 4, 4)
+        return _middle_tile(columns)
     if rows <= 128 and columns <= 8192:
         return Tile(64, 64, 128, 6, 4) if columns <= 4096 else Tile(128, 64, 64, 8, 4)
     if rows <= 128:
@@ -52,6 +52,13 @@ def choose_tile(rows: int, columns: int, itemsize: int, *, bulk: bool) -> Tile:
     if 256 < rows <= 512:
         return Tile(64, 256, 64, 5, 4, swap=False)
     return Tile(256, 128, 64, 4, 8)
+
+
+def _middle_tile(columns: int) -> Tile:
+    """For 33 to 64 rows: narrow enough for every multiprocessor to have one."""
+    if columns <= 4096:
+        return Tile(64, 32, 128, 6, 4, swap=False)
+    return Tile(64, 64, 64, 8, 4) if columns <= 8192 else Tile(64, 128, 128, 4, 4)
 
 
 def _small_tile(rows: int) -> Tile:

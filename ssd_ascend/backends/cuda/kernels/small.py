@@ -5,11 +5,16 @@ Every row is reduced inside one program in an order that its width alone decides
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 
 from ssd_ascend.backends.cuda.kernels.launch import launch, wait_for_previous
+
+_HEADS_TOGETHER, _MANY_TOKENS = 8, 16
+"""From so many tokens on, one program turns several heads: programs of one head each would queue for processors."""
 
 
 def rms_norm(
@@ -180,33 +185,22 @@ def rotate_and_store(
 ) -> None:
     """Rotate q [T, Hq, D] in place; write the rotated k and v [T, Hkv, D] to their slots of kv; slot -1 is skipped."""
     tokens, heads, width = q.shape
+    half, kv_heads = cos_sin.shape[1] // 2, k.shape[1]
+    together = math.gcd(heads, kv_heads, _HEADS_TOGETHER) if tokens >= _MANY_TOKENS else 1
     if tokens:
         launch(
-            _store,
-            (tokens, heads + k.shape[1]),
+            _rotate_and_store,
+            (tokens, (heads + kv_heads) // together),
             q, k, v, kv, slot_mapping, positions, cos_sin,
             *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], kv.stride(0),
-            Q_HEADS=heads, KV_HEADS=k.shape[1], WIDTH=width, HALF=cos_sin.shape[1] // 2,
-            BLOCK=triton.next_power_of_2(width), OVERLAP=overlap, num_warps=1, launch_pdl=overlap,
-        )  # fmt: skip
-
-
-def store_kv(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slot_mapping: torch.Tensor, *, overlap: bool) -> None:
-    """Write k, v [T, Hkv, D] into kv [2, blocks, block_size, Hkv, D] at their slots; slot -1 is skipped."""
-    tokens, heads, width = k.shape
-    if tokens:
-        launch(
-            _store,
-            (tokens, heads),
-            None, k, v, kv, slot_mapping, None, None,
-            0, 0, *k.stride()[:2], *v.stride()[:2], kv.stride(0),
-            Q_HEADS=0, KV_HEADS=heads, WIDTH=width, HALF=0,
-            BLOCK=triton.next_power_of_2(width), OVERLAP=overlap, num_warps=1, launch_pdl=overlap,
+            Q_HEADS=heads, KV_HEADS=kv_heads, TOGETHER=together, WIDTH=width, HALF=half,
+            BLOCK_HALF=triton.next_power_of_2(half), BLOCK=triton.next_power_of_2(width),
+            OVERLAP=overlap, num_warps=2 if together > 4 else 1, launch_pdl=overlap,
         )  # fmt: skip
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions", "slot_mapping"])
-def _store(
+def _rotate_and_store(
     q: tl.tensor,
     k: tl.tensor,
     v: tl.tensor,
@@ -223,48 +217,90 @@ def _store(
     half: tl.tensor,
     Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
+    TOGETHER: tl.constexpr,
     WIDTH: tl.constexpr,
     HALF: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """A program per token and head. HALF: half the rotary dimension, 0 to store as it is."""
+    """A program for TOGETHER heads of a token, which are all queries, or all keys and their values."""
+    token = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * TOGETHER
+    head = first + tl.arange(0, TOGETHER)[:, None]
+    d, whole = tl.arange(0, BLOCK_HALF)[None, :], tl.arange(0, BLOCK)[None, :]
+    turns = d < HALF
+    wait_for_previous(OVERLAP)
+    table = cos_sin + tl.load(positions + token) * (2 * HALF) + d
+    cos = tl.load(table, mask=turns, other=0.0)
+    sin = tl.load(table + HALF, mask=turns, other=0.0)
+    if first < Q_HEADS:
+        place = q + token * q_stride + head * q_head_stride + d
+        _turn(place, place, cos, sin, turns & (head >= 0), HALF)
+    else:
+        head -= Q_HEADS
+        slot = tl.load(slot_mapping + token)
+        kept = (slot >= 0) & (head >= 0)
+        source = k + token * k_stride + head * k_head_stride
+        target = kv + slot * (KV_HEADS * WIDTH) + head * WIDTH
+        _turn(source + d, target + d, cos, sin, turns & kept, HALF)
+        if WIDTH > 2 * HALF:
+            rest = kept & (whole >= 2 * HALF) & (whole < WIDTH)
+            tl.store(target + whole, tl.load(source + whole, mask=rest).to(kv.dtype.element_ty), mask=rest)
+        kept &= whole < WIDTH
+        value = tl.load(v + token * v_stride + head * v_head_stride + whole, mask=kept)
+        tl.store(target + half.to(tl.int64) + whole, value.to(kv.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def _turn(
+    source: tl.tensor, target: tl.tensor, cos: tl.tensor, sin: tl.tensor, mask: tl.tensor, HALF: tl.constexpr
+) -> None:
+    """Rotate pairs HALF apart from `source` to `target`. Sums are fused explicitly: the same bits in any shape."""
+    low = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    high = tl.load(source + HALF, mask=mask, other=0.0).to(tl.float32)
+    tl.store(target, tl.fma(low, cos, -(high * sin)).to(target.dtype.element_ty), mask=mask)
+    tl.store(target + HALF, tl.fma(high, cos, low * sin).to(target.dtype.element_ty), mask=mask)
+
+
+def store_kv(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slot_mapping: torch.Tensor, *, overlap: bool) -> None:
+    """Write k, v [T, Hkv, D] into kv [2, blocks, block_size, Hkv, D] at their slots; slot -1 is skipped."""
+    tokens, heads, width = k.shape
+    if tokens:
+        launch(
+            _store,
+            (tokens, heads),
+            k, v, kv, slot_mapping, *k.stride()[:2], *v.stride()[:2], kv.stride(0),
+            HEADS=heads, WIDTH=width, BLOCK=triton.next_power_of_2(width),
+            OVERLAP=overlap, num_warps=1, launch_pdl=overlap,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize_on_alignment=["slot_mapping"])
+def _store(
+    k: tl.tensor,
+    v: tl.tensor,
+    kv: tl.tensor,
+    slot_mapping: tl.tensor,
+    k_stride: tl.tensor,
+    k_head_stride: tl.tensor,
+    v_stride: tl.tensor,
+    v_head_stride: tl.tensor,
+    half: tl.tensor,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    """A program per token and head."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     d = tl.arange(0, BLOCK)
     wait_for_previous(OVERLAP)
-    # two ifs: the first is a compile-time choice, since without queries there is no pointer to them
-    if Q_HEADS > 0:
-        if head < Q_HEADS:
-            place = q + token * q_stride + head * q_head_stride
-            turned = _turned(place, d, positions + token, cos_sin, WIDTH, HALF)
-            tl.store(place + d, turned.to(q.dtype.element_ty), mask=d < 2 * HALF)
-    if head >= Q_HEADS:
-        kv_head = head - Q_HEADS
-        slot = tl.load(slot_mapping + token)
-        kept = (d < WIDTH) & (slot >= 0)
-        target = kv + slot * (KV_HEADS * WIDTH) + kv_head * WIDTH + d
-        value = tl.load(v + token * v_stride + kv_head * v_head_stride + d, mask=kept)
-        place = k + token * k_stride + kv_head * k_head_stride
-        if HALF > 0:
-            key = _turned(place, d, positions + token, cos_sin, WIDTH, HALF).to(kv.dtype.element_ty)
-        else:
-            key = tl.load(place + d, mask=kept).to(kv.dtype.element_ty)
-        tl.store(target, key, mask=kept)
-        tl.store(target + half.to(tl.int64), value.to(kv.dtype.element_ty), mask=kept)
-
-
-@triton.jit
-def _turned(
-    row: tl.tensor, d: tl.tensor, position: tl.tensor, cos_sin: tl.tensor, WIDTH: tl.constexpr, HALF: tl.constexpr
-) -> tl.tensor:
-    """float32 numbers `d` of a head at `row`, rotated; the same products and sums as `_rotary`'s."""
-    own = tl.load(row + d, mask=d < WIDTH, other=0.0).to(tl.float32)
-    inside = d < 2 * HALF
-    pair = tl.where(d < HALF, d, d - HALF)
-    table = cos_sin + tl.load(position) * (2 * HALF)
-    cos = tl.load(table + pair, mask=inside, other=1.0)
-    sin = tl.load(table + HALF + pair, mask=inside, other=0.0)
-    # every lane reads its partner before any writes over it: a program is one warp
-    partner = tl.load(row + tl.where(d < HALF, d + HALF, d - HALF), mask=inside, other=0.0).to(tl.float32)
-    return own * cos + tl.where(d < HALF, -partner, partner) * sin
+    slot = tl.load(slot_mapping + token)
+    kept = (d < WIDTH) & (slot >= 0)
+    target = kv + slot * (HEADS * WIDTH) + head * WIDTH + d
+    key = tl.load(k + token * k_stride + head * k_head_stride + d, mask=kept)
+    value = tl.load(v + token * v_stride + head * v_head_stride + d, mask=kept)
+    tl.store(target, key.to(kv.dtype.element_ty), mask=kept)
+    tl.store(target + half.to(tl.int64), value.to(kv.dtype.element_ty), mask=kept)
