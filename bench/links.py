@@ -76,13 +76,13 @@ def _link(kind: str, device: torch.device) -> Link:
 def _of_kind(
     link: Link, kind: str, device: torch.device, feature_width: int, batches: tuple[int, ...], repeats: int
 ) -> list[Row]:
+    shared = kind == device_link.KIND and isinstance(load_backend(device.type), SharingBackend)
     child = worker_process.start(f"{__name__}:echo", {}, link)
     rows: list[Row] = []
     try:
         line = _accepted(link, child)
         for batch in batches:
             for width in (0, feature_width):
-                shared = kind == device_link.KIND and isinstance(load_backend(device.type), SharingBackend)
                 times = _ping(line, device, batch, width, repeats, shared=shared)
                 rows.append(
                     {

@@ -59,6 +59,9 @@ def _entry(kind: Literal["models", "topology"], word: str, name_or_path: str) ->
     path = Path(name_or_path).expanduser()
     if path.suffix == ".toml" and path.is_file():
         return path
+    if path.exists() and name_or_path.strip():  # an empty name would be the current directory
+        what = "a directory" if path.is_dir() else "a file, and those end in .toml"
+        raise ConfigError(f"{name_or_path!r} is no {word}: it is {what}", remedy=f"give a name in {kind}/, or its file")
     raise unknown_name(word, name_or_path, names(kind))
 
 

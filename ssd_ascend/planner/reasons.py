@@ -6,9 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from ssd_ascend.config.plan import Reason, Speed
 from ssd_ascend.planner.question import ASSUMED_ACCEPTANCE, ASSUMED_HIT_RATE, Layout, Question
-from ssd_ascend.planner.rules import Refusal
+from ssd_ascend.planner.rules import Refusal, modes
 
 _LARGE_BATCH = 16
+_BRANCHES = ("fan_out", "hit_rate")
+_DRAFTS = ("lookahead", "acceptance", *_BRANCHES)
+"""Wishes that only matter where something is drafted, and where it is drafted ahead."""
 
 
 def reasons_for(
@@ -27,6 +30,7 @@ def reasons_for(
         *_packages(question, best),
         *_messages(question, best),
         *_refused(refusals),
+        *_ignored(question),
         *_trust(question, best),
     )
 
@@ -117,6 +121,21 @@ def _refused(refusals: Sequence[Refusal]) -> Iterator[Reason]:
     """Layouts that were not possible, once each."""
     for refusal in dict.fromkeys(refusals):
         yield Reason("refused", f"{refusal.what}: {refusal.reason}")
+
+
+def _ignored(question: Question) -> Iterator[Reason]:
+    """What was asked for and has no part in any layout; as `serve` says of such flags."""
+    possible = modes(question)
+    names: tuple[str, ...]
+    if possible == ("none",):
+        names, why = _DRAFTS, "plain decoding drafts nothing"
+    elif "ssd" not in possible:
+        names, why = _BRANCHES, "sd drafts in turn with the target"
+    else:
+        return
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(question.wish, name) is not None]
+    if given:
+        yield Reason("ignored", f"{', '.join(given)}: {why}")
 
 
 def _trust(question: Question, best: Layout) -> Iterator[Reason]:

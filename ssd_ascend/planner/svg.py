@@ -190,7 +190,7 @@ def _bars(plan: Plan, mode: str) -> list[tuple[int, float, float, str, str]]:
         draft = next(speed.round_ms for speed in plan.speeds if speed.mode == "sd") - times.verify_ms
         return [(0, 0.0, draft, _DRAFT, "draft"), (0, draft, times.verify_ms, _VERIFY, "verify")]
     message, wide = times.message_ms or 0.0, times.wide_draft_ms or 0.0
-    asked_after = message if plan.wish.temperature > 0.0 else 0.0  # see cost.hit_us
+    asked_after = message if plan.wish.temperature > 0.0 else 0.0  # a law is waited for: `Cost.hit_us`
     return [
         (0, asked_after, times.verify_ms, _VERIFY, "verify"),
         (1, 0.0, message, _MESSAGE, "message"),

@@ -107,26 +107,18 @@ class RayFleet:
         self._ray.shutdown()
 
     def _start_replica(self, roles: Sequence[Role], ports: dict[str, int]) -> None:
-        bundles = [_bundle_name(role) for role in roles]
-        names = list(dict.fromkeys(bundles))
-        amounts = [sum(len(r.devices) for r, its in zip(roles, bundles, strict=True) if its == one) for one in names]
-        group = self._ray.util.placement_group([self._bundle(amount) for amount in amounts], strategy="PACK")
-        self._groups.append(group)
-        ready, _ = self._ray.wait([group.ready()], timeout=_PLACE_S)
-        if not ready:
-            wanted = ", ".join(f"{n} {self._resource} for {one}" for n, one in zip(amounts, names, strict=True))
-            raise ConfigError(
-                f"the Ray cluster has no room within {_PLACE_S:g} s for {wanted}",
-                remedy="look at `ray status`: nodes must offer these resources",
-            )
+        bundles: dict[str, int] = {}
+        for role in roles:
+            bundles[_bundle_name(role)] = bundles.get(_bundle_name(role), 0) + len(role.devices)
+        group, numbers = self._room_for(bundles), {name: number for number, name in enumerate(bundles)}
         speculators: list[str] = []
         leader = ""
         store = next((ports[role.name] for role in roles if role.rank == 1), 0)  # rank 1 listens nowhere itself
-        for role, bundle in zip(roles, bundles, strict=True):
+        for role in roles:
             port = ports[role.name]
             variables = {**role.env, **meeting(role, leader, store), SECRET: env.speculator_secret() or ""}
             asked = [] if role.kind == "speculator" else speculators
-            actor = self._actor(role, group, names.index(bundle)).remote(
+            actor = self._actor(role, group, numbers[_bundle_name(role)]).remote(
                 [role.module, *role.flags], variables, port, list(asked)
             )
             host = self._ray.get(actor.host.remote(), timeout=_CALL_S)
@@ -136,6 +128,19 @@ class RayFleet:
                 speculators.append(f"{host}:{port}")
             elif role.kind == "target":
                 leader = host
+
+    def _room_for(self, bundles: dict[str, int]) -> Any:
+        """A placement group with so many devices in each bundle; ConfigError when the cluster has no room for it."""
+        group = self._ray.util.placement_group([self._bundle(amount) for amount in bundles.values()], strategy="PACK")
+        self._groups.append(group)
+        ready, _ = self._ray.wait([group.ready()], timeout=_PLACE_S)
+        if not ready:
+            wanted = ", ".join(f"{amount} {self._resource} for {name}" for name, amount in bundles.items())
+            raise ConfigError(
+                f"the Ray cluster has no room within {_PLACE_S:g} s for {wanted}",
+                remedy="look at `ray status`: nodes must offer these resources",
+            )
+        return group
 
     def _bundle(self, amount: int) -> dict[str, float]:
         bundle = {self._resource: float(amount)}

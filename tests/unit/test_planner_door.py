@@ -56,6 +56,9 @@ def test_an_impossible_wish_is_one_line(capsys: pytest.CaptureFixture[str]) -> N
         (["ascend-a3-16"], "give a TOPOLOGY and a PRESET"),
         (["ascend-a3", "qwen3-32b-eagle3"], "did you mean 'ascend-a3-16'?"),
         (["ascend-a3-16", "qwen3-32b"], "unknown preset 'qwen3-32b'"),
+        ([__file__, "qwen3-32b-eagle3"], "is no topology: it is a file, and those end in .toml (give a name in"),
+        ([str(Path(__file__).parent), "qwen3-32b-eagle3"], "is no topology: it is a directory"),
+        (["ascend-a3-16", __file__], "is no preset: it is a file"),
         (["ascend-a3-16", "qwen3-8b-eagle3", "--svg", "/nowhere/at/all.svg"], "cannot write /nowhere/at/all.svg"),
     ],
 )
