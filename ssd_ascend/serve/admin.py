@@ -6,20 +6,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import NamedTuple
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ssd_ascend.config.speculation import FanOutSpec
 from ssd_ascend.errors import RequestError
 from ssd_ascend.serve.app import health_of, key_check
-from ssd_ascend.serve.errors import ApiError, error_response
-from ssd_ascend.serve.protocol import parse
+from ssd_ascend.serve.encoding import json_response
+from ssd_ascend.serve.errors import install_error_handlers
 from ssd_ascend.serve.state import ServerState
-from ssd_ascend.serve.streaming import encode_json
-from ssd_ascend.serve.strict import Strict
+from ssd_ascend.serve.strict import Strict, parse
 
 
 class SpeculationChange(Strict):
@@ -39,7 +39,7 @@ def create_admin_app(state: ServerState) -> Starlette:
     async def show_state(request: Request) -> Response:
         check(request)
         engine = state.engine
-        return _json(
+        return json_response(
             {
                 "health": health_of(state)[1],
                 "engine": None if engine.info is None else asdict(engine.info),
@@ -54,40 +54,53 @@ def create_admin_app(state: ServerState) -> Starlette:
         state.engine.require_ready()
         if request.method == "POST":
             _change(state, parse(SpeculationChange, await state.read_body(request)))
-        return _json(_speculation(state))
+        return json_response(_speculation(state)._asdict())
 
     routes = [Route("/admin/state", show_state), Route("/admin/speculation", speculation, methods=["GET", "POST"])]
-    return Starlette(routes=routes, exception_handlers={ApiError: _told, RequestError: _told, HTTPException: _told})
+    app = Starlette(routes=routes)
+    install_error_handlers(app)
+    return app
 
 
-def _speculation(state: ServerState) -> dict[str, object]:
+class _Speculation(NamedTuple):
+    """How the server speculates now. `max_lookahead` is what it was started with, 0 where nothing is drafted."""
+
+    speculator: str
+    drafter: str
+    enabled: bool
+    lookahead: int
+    max_lookahead: int
+    fan_out: FanOutSpec | list[int]
+
+
+def _speculation(state: ServerState) -> _Speculation:
     info = state.engine.info
     most = 0 if info is None else info.lookahead
     tuned = state.engine.tuned
     lookahead = most if tuned is None else tuned.lookahead
     configured = state.engine.config.speculation.fan_out
-    return {
-        "speculator": "none" if info is None else info.speculator,
-        "drafter": "none" if info is None else info.drafter,
-        "enabled": lookahead > 0,
-        "lookahead": lookahead,
-        "max_lookahead": most,
-        "fan_out": tuned.fan_out if tuned is not None and tuned.fan_out else configured,
-    }
+    return _Speculation(
+        speculator="none" if info is None else info.speculator,
+        drafter="none" if info is None else info.drafter,
+        enabled=lookahead > 0,
+        lookahead=lookahead,
+        max_lookahead=most,
+        fan_out=tuned.fan_out if tuned is not None and tuned.fan_out else configured,
+    )
 
 
 def _change(state: ServerState, change: SpeculationChange) -> None:
     """Raises RequestError for what this server cannot do."""
     now = _speculation(state)
-    most = int(str(now["max_lookahead"]))
+    most = now.max_lookahead
     if most == 0:
         raise RequestError("this server was started without a speculator", param="enabled", remedy="see --speculator")
     if change.lookahead is not None and not 1 <= change.lookahead <= most:
         raise RequestError(
             f"lookahead is {change.lookahead}: it must be from 1 to {most}", param="lookahead", remedy="see --lookahead"
         )
-    wanted = change.lookahead or int(str(now["lookahead"])) or most
-    is_on = change.enabled if change.enabled is not None else bool(now["enabled"] or change.lookahead)
+    wanted = change.lookahead or now.lookahead or most
+    is_on = change.enabled if change.enabled is not None else bool(now.enabled or change.lookahead)
     state.engine.tune(wanted if is_on else 0, [] if change.fan_out is None else _fan_out(state, change.fan_out, most))
 
 
@@ -110,16 +123,3 @@ def _fan_out(state: ServerState, wanted: int | list[int], lookahead: int) -> lis
             remedy="start it with a larger --fan-out",
         )
     return each
-
-
-async def _told(request: Request, error: Exception) -> Response:
-    if isinstance(error, ApiError):
-        return error_response(error.status, str(error), code=error.code, headers=error.headers)
-    if isinstance(error, HTTPException):
-        return error_response(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
-    assert isinstance(error, RequestError)
-    return error_response(400, str(error), param=error.param, code=error.code)
-
-
-def _json(body: object) -> Response:
-    return Response(encode_json(body), media_type="application/json")

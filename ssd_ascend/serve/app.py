@@ -1,4 +1,4 @@
-"""The HTTP application: routes, the key, health, and the OpenAPI description. `__main__` runs it under uvicorn.
+"""The HTTP application: routes, the key, health, and the OpenAPI description. `server.py` runs it.
 
 Bodies are parsed by our own models instead of the framework's, so that every error has OpenAI's shape and a body is
 checked once, from bytes.
@@ -20,13 +20,13 @@ from ssd_ascend.engine.async_engine import State
 from ssd_ascend.serve.access import AccessLog
 from ssd_ascend.serve.chat import chat_completions
 from ssd_ascend.serve.completions import completions
+from ssd_ascend.serve.encoding import json_response
 from ssd_ascend.serve.errors import ApiError, install_error_handlers
 from ssd_ascend.serve.page import page_routes
 from ssd_ascend.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from ssd_ascend.serve.responses.endpoint import responses
 from ssd_ascend.serve.responses.request import ResponsesRequest
 from ssd_ascend.serve.state import ServerState
-from ssd_ascend.serve.streaming import encode_json
 from ssd_ascend.serve.strict import Strict
 from ssd_ascend.serve.tokenization import detokenize, tokenize
 from ssd_ascend.serve.traces import RequestTraces
@@ -80,12 +80,12 @@ def _protected_routes(state: ServerState) -> APIRouter:
 
     @router.get("/v1/models", response_class=Response, summary="The model served here.")
     async def models() -> Response:
-        return _json({"object": "list", "data": [_model(state)]})
+        return json_response({"object": "list", "data": [_model(state)]})
 
     @router.get("/v1/models/{name:path}", response_class=Response, summary="The same, by name.")
     async def model(name: str) -> Response:
         state.check_model(name)
-        return _json(_model(state))
+        return json_response(_model(state))
 
     return router
 
@@ -97,7 +97,7 @@ def _open_routes(state: ServerState) -> APIRouter:
     @router.get("/health", response_class=Response, summary="starting, ready, degraded, stopping or failed.")
     async def health() -> Response:
         status, body = health_of(state)
-        return _json(body, status=status)
+        return json_response(body, status=status)
 
     @router.get("/metrics", response_class=Response, summary="Prometheus metrics.")
     async def metrics() -> Response:
@@ -184,10 +184,6 @@ _CORS: dict[str, Any] = {
     "allow_headers": ["authorization", "content-type", "x-request-id"],
     "expose_headers": ["x-request-id"],
 }
-
-
-def _json(body: object, *, status: int = 200) -> Response:
-    return Response(encode_json(body), status_code=status, media_type="application/json")
 
 
 def _json_body(schema: type[Strict]) -> dict[str, Any]:

@@ -13,12 +13,14 @@ from starlette.responses import Response
 from ssd_ascend.engine.outputs import Answer, AnswerDelta, AnswerStats, stats_dict
 from ssd_ascend.errors import RequestError
 from ssd_ascend.serve.chat_plan import plan_chat
+from ssd_ascend.serve.encoding import encode_json
 from ssd_ascend.serve.errors import renamed
 from ssd_ascend.serve.logprobs import TokenSpelling, chat_logprobs
 from ssd_ascend.serve.parts import CallArguments, CallStart, Part, Pipeline, Reasoning, Text
-from ssd_ascend.serve.protocol import ChatRequest, parse
+from ssd_ascend.serve.protocol import ChatRequest
 from ssd_ascend.serve.state import ServerState, new_id
-from ssd_ascend.serve.streaming import AnswerResponse, EventTemplate, encode_json, usage_of
+from ssd_ascend.serve.streaming import EventTemplate, usage_of
+from ssd_ascend.serve.strict import parse
 from ssd_ascend.serve.token_sources import TokenSources
 
 Json = dict[str, object]
@@ -42,13 +44,11 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
         stream = state.generate([plan.prompt], plan.sampling)
     except RequestError as error:
         raise renamed(error, {"prompt": "messages", "max_tokens": asked.max_tokens_name}) from error
-    return AnswerResponse(
+    return state.respond(
         stream,
         writer,
         num_answers=plan.sampling.n,
         streamed=bool(asked.stream),
-        on_disconnect=state.metrics.disconnects.inc,
-        timeout_s=state.config.request_timeout_s,
     )
 
 

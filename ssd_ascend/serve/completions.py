@@ -8,10 +8,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ssd_ascend.engine.outputs import Answer, AnswerDelta, AnswerStats
+from ssd_ascend.serve.encoding import encode_json
 from ssd_ascend.serve.logprobs import TokenSpelling, completion_logprobs
-from ssd_ascend.serve.protocol import CompletionRequest, parse
+from ssd_ascend.serve.protocol import CompletionRequest
 from ssd_ascend.serve.state import ServerState, new_id
-from ssd_ascend.serve.streaming import AnswerResponse, EventTemplate, encode_json, usage_of
+from ssd_ascend.serve.streaming import EventTemplate, usage_of
+from ssd_ascend.serve.strict import parse
 
 
 async def completions(state: ServerState, request: Request) -> Response:
@@ -27,13 +29,11 @@ async def completions(state: ServerState, request: Request) -> Response:
     if asked.echo:
         echoed = texts or [state.tokenizer.decode(ids, skip_special_tokens=True) for ids in prompts]
     writer = _CompletionWriter(asked, state.model_name, state.tokenizer, n=sampling.n, echoed=echoed)
-    return AnswerResponse(
+    return state.respond(
         state.generate(prompts, sampling, continuation=True),
         writer,
         num_answers=len(prompts) * sampling.n,
         streamed=bool(asked.stream),
-        on_disconnect=state.metrics.disconnects.inc,
-        timeout_s=state.config.request_timeout_s,
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fastapi import FastAPI, Request
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ssd_ascend.engine.async_engine import EngineUnavailableError
@@ -54,7 +55,7 @@ def error_response(
     return Response(body, status_code=status, media_type="application/json", headers=headers)
 
 
-def install_error_handlers(app: FastAPI) -> None:
+def install_error_handlers(app: Starlette) -> None:
     """Make every error of `app`, ours and the framework's, one of this shape."""
 
     async def bad_request(_: Request, error: Exception) -> Response:

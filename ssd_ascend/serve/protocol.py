@@ -7,13 +7,13 @@ last two answer 400 and name it. Ranges live in `SamplingParams`. Used by the ha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from ssd_ascend.core.grammar import Grammar
 from ssd_ascend.core.sampling import MAX_LOGPROBS, MAX_N, SamplingParams
-from ssd_ascend.errors import RequestError, nearest
+from ssd_ascend.errors import RequestError
 from ssd_ascend.serve.constraints import ResponseFormat, grammar_of
 from ssd_ascend.serve.strict import Items, Members, Strict
 from ssd_ascend.serve.tools.offer import Tool, ToolChoice, ToolOffer, offer_of
@@ -22,7 +22,6 @@ MAX_PROMPTS = 2048
 MAX_ANSWERS = 2048
 """To one request: `n` to each of its prompts."""
 NOTHING: tuple[object, ...] = (None,)
-RequestT = TypeVar("RequestT", bound=Strict)
 
 
 class StreamOptions(Strict):
@@ -259,47 +258,3 @@ class DetokenizeRequest(Strict):
     model: str | None = None
     tokens: Items[Annotated[int, Field(ge=0)]]
     skip_special_tokens: bool = False
-
-
-def parse(schema: type[RequestT], body: bytes) -> RequestT:
-    """A request body as `schema`. Raises RequestError, naming the first field that is wrong."""
-    try:
-        return schema.model_validate_json(body)
-    except ValidationError as error:
-        raise _first_problem(schema, error) from error
-
-
-def checked(schema: type[RequestT], data: dict[str, Any]) -> RequestT:
-    """The same for values that are parsed already."""
-    try:
-        return schema.model_validate(data)
-    except ValidationError as error:
-        raise _first_problem(schema, error) from error
-
-
-def _first_problem(schema: type[Strict], error: ValidationError) -> RequestError:
-    problems = error.errors(include_url=False, include_context=False)
-    first = problems[0]
-    where, kind = first["loc"], first["type"]
-    if kind == "json_invalid":
-        return RequestError(f"the body is not valid JSON: {first['msg']}")
-    if not where:
-        is_told = kind == "value_error"
-        return RequestError(f"the body is wrong: {first['msg']}" if is_told else "the body is not a JSON object")
-    name = str(where[0])
-    if kind == "extra_forbidden":
-        guess = nearest(str(where[-1]), schema.model_fields)
-        return RequestError(
-            f"unknown field {_path(where)!r}",
-            param=name,
-            code="unknown_parameter",
-            remedy=f"did you mean {guess!r}?" if guess else None,
-        )
-    # a value that fits none of several types is reported once for each; their tags are no part of the path
-    depth = 3 if len(where) > 1 and isinstance(where[1], int) else 1
-    wanted = dict.fromkeys(str(problem["msg"]) for problem in problems if problem["loc"][:depth] == where[:depth])
-    return RequestError(f"{_path(where[:depth])} is wrong: {'; or '.join(wanted)}", param=name)
-
-
-def _path(where: tuple[int | str, ...]) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in where).lstrip(".")

@@ -1,4 +1,4 @@
-"""What the handlers of one server share: engine, tokenizer, name, key. Made once in `__main__`, held by the app."""
+"""What the handlers of one server share: engine, tokenizer, limits, metrics. `server.py` makes one."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from ssd_ascend.serve.errors import ApiError
 from ssd_ascend.serve.limits import QueueLimit, RateLimit
 from ssd_ascend.serve.metrics import ServerMetrics
 from ssd_ascend.serve.protocol import Message
+from ssd_ascend.serve.streaming import AnswerResponse, Writer
 from ssd_ascend.serve.tools.formats import FORMATS, ToolFormat, for_template
 from ssd_ascend.structured.compiler import check
 from ssd_ascend.text import Tokenizer
@@ -78,11 +79,22 @@ class ServerState:
                 code="model_not_found",
             )
 
-    async def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def respond(self, stream: AnswerStream, writer: Writer, *, num_answers: int, streamed: bool) -> AnswerResponse:
+        """The response that sends the answers of `stream`, within this server's time for one."""
+        return AnswerResponse(
+            stream,
+            writer,
+            num_answers=num_answers,
+            streamed=streamed,
+            on_disconnect=self.metrics.disconnects.inc,
+            timeout_s=self.config.request_timeout_s,
+        )
+
+    async def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """The ids of prompts of text, each with the special tokens the model expects around one."""
 
         def work() -> list[list[int]]:
-            return [self._encode(text, param="prompt", add_special_tokens=True) for text in texts]
+            return [self._encode(text, param="prompt", add_special_tokens=add_special_tokens) for text in texts]
 
         return await self.off_loop(sum(len(text) for text in texts), work)
 

@@ -1,25 +1,24 @@
 """Sends one answer over HTTP, whole or as server-sent events, and aborts it in the engine when the client leaves.
 
-Both endpoints use it, each with a `Writer` of its own for the shape of its JSON. All tokens that came since the last
-write leave in one write, so that a slow loop catches up instead of falling behind.
+Every endpoint that generates uses it, with a `Writer` of its own for the shape of its JSON. All tokens that came since
+the last write leave in one write, so that a slow loop catches up instead of falling behind.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ssd_ascend.engine.answer_stream import AnswerStream
 from ssd_ascend.engine.outputs import Answer, AnswerDelta, AnswerStats
 from ssd_ascend.serve.access import OUTCOME
+from ssd_ascend.serve.encoding import encode_json
 from ssd_ascend.serve.errors import ApiError, error_response
 
-encode_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode
 _DONE = b"data: [DONE]\n\n"
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -58,8 +57,8 @@ class AnswerResponse(Response):
         *,
         num_answers: int,
         streamed: bool,
-        on_disconnect: Callable[[], None] = lambda: None,
-        timeout_s: float | None = None,
+        on_disconnect: Callable[[], None],
+        timeout_s: float | None,
     ) -> None:
         """timeout_s: how long the answer may take; then it ends with an error, and what runs of it is aborted."""
         super().__init__()

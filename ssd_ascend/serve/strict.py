@@ -1,6 +1,6 @@
-"""The base of every request body: nothing unknown, nothing converted, and no flood of errors. Torch-free.
+"""The base of every request body: nothing unknown, nothing converted, no flood of errors; and how one is read.
 
-A body may hold millions of wrong values, and telling them all would take the server half a minute to tell one.
+Torch-free. A body may hold millions of wrong values, and finding them all would take half a minute to tell one.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from ssd_ascend.errors import RequestError, nearest
 
 MAX_MEMBERS = 1 << 16
 T = TypeVar("T")
@@ -35,3 +37,50 @@ class Strict(BaseModel):
     @classmethod
     def _no_flood(cls, data: Any) -> Any:
         return _bounded(data) if isinstance(data, dict) else data
+
+
+RequestT = TypeVar("RequestT", bound=Strict)
+
+
+def parse(schema: type[RequestT], body: bytes) -> RequestT:
+    """A request body as `schema`. Raises RequestError, naming the first field that is wrong."""
+    try:
+        return schema.model_validate_json(body)
+    except ValidationError as error:
+        raise _first_problem(schema, error) from error
+
+
+def checked(schema: type[RequestT], data: dict[str, Any]) -> RequestT:
+    """The same for values that are parsed already."""
+    try:
+        return schema.model_validate(data)
+    except ValidationError as error:
+        raise _first_problem(schema, error) from error
+
+
+def _first_problem(schema: type[Strict], error: ValidationError) -> RequestError:
+    problems = error.errors(include_url=False, include_context=False)
+    first = problems[0]
+    where, kind = first["loc"], first["type"]
+    if kind == "json_invalid":
+        return RequestError(f"the body is not valid JSON: {first['msg']}")
+    if not where:
+        is_told = kind == "value_error"
+        return RequestError(f"the body is wrong: {first['msg']}" if is_told else "the body is not a JSON object")
+    name = str(where[0])
+    if kind == "extra_forbidden":
+        guess = nearest(str(where[-1]), schema.model_fields)
+        return RequestError(
+            f"unknown field {_path(where)!r}",
+            param=name,
+            code="unknown_parameter",
+            remedy=f"did you mean {guess!r}?" if guess else None,
+        )
+    # a value that fits none of several types is reported once for each; their tags are no part of the path
+    depth = 3 if len(where) > 1 and isinstance(where[1], int) else 1
+    wanted = dict.fromkeys(str(problem["msg"]) for problem in problems if problem["loc"][:depth] == where[:depth])
+    return RequestError(f"{_path(where[:depth])} is wrong: {'; or '.join(wanted)}", param=name)
+
+
+def _path(where: tuple[int | str, ...]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in where).lstrip(".")

@@ -6,9 +6,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ssd_ascend.errors import RequestError
-from ssd_ascend.serve.protocol import DetokenizeRequest, TokenizeRequest, parse
+from ssd_ascend.serve.encoding import json_response
+from ssd_ascend.serve.protocol import DetokenizeRequest, TokenizeRequest
 from ssd_ascend.serve.state import ServerState
-from ssd_ascend.serve.streaming import encode_json
+from ssd_ascend.serve.strict import parse
 
 
 async def tokenize(state: ServerState, request: Request) -> Response:
@@ -25,11 +26,8 @@ async def tokenize(state: ServerState, request: Request) -> Response:
             variables=asked.chat_template_kwargs,
         )
     else:
-        text = asked.prompt or ""
-        tokens = await state.off_loop(
-            len(text), lambda: state.tokenizer.encode(text, add_special_tokens=asked.add_special_tokens)
-        )
-    return _json({"tokens": tokens, "count": len(tokens), "max_model_len": limits.max_model_len})
+        [tokens] = await state.encode([asked.prompt or ""], add_special_tokens=asked.add_special_tokens)
+    return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": limits.max_model_len})
 
 
 async def detokenize(state: ServerState, request: Request) -> Response:
@@ -44,8 +42,4 @@ async def detokenize(state: ServerState, request: Request) -> Response:
         len(asked.tokens),
         lambda: state.tokenizer.decode(asked.tokens, skip_special_tokens=asked.skip_special_tokens),
     )
-    return _json({"prompt": text})
-
-
-def _json(body: object) -> Response:
-    return Response(encode_json(body), media_type="application/json")
+    return json_response({"prompt": text})

@@ -177,6 +177,8 @@ def test_what_cannot_fit_is_refused_unread(server: LiveServer) -> None:
         refused = server.post(COMPLETIONS, body)
         assert refused.status_code == 400
         assert refused.json()["error"]["code"] == "context_length_exceeded"
+    counted = server.post("/tokenize", {"prompt": "a" * (30 << 20)})
+    assert (counted.status_code, counted.json()["error"]["param"]) == (400, "prompt")
     chat = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * (30 << 20)}]})
     assert (chat.status_code, chat.json()["error"]["param"]) == (400, "messages")
 

@@ -11,13 +11,12 @@ from ssd_ascend.engine.outputs import Answer, AnswerDelta, AnswerStats
 from ssd_ascend.errors import RequestError
 from ssd_ascend.serve.chat import Prose
 from ssd_ascend.serve.chat_plan import ChatPlan, plan_chat
+from ssd_ascend.serve.encoding import encode_json
 from ssd_ascend.serve.errors import renamed
-from ssd_ascend.serve.protocol import parse
 from ssd_ascend.serve.responses.items import Json, OutputItems, item_id
 from ssd_ascend.serve.responses.request import RENAMED, ResponsesRequest
 from ssd_ascend.serve.state import ServerState
-from ssd_ascend.serve.streaming import AnswerResponse, encode_json
-from ssd_ascend.serve.strict import Strict
+from ssd_ascend.serve.strict import Strict, parse
 
 
 async def responses(state: ServerState, request: Request) -> Response:
@@ -30,13 +29,11 @@ async def responses(state: ServerState, request: Request) -> Response:
         stream = state.generate([plan.prompt], plan.sampling)
     except RequestError as error:
         raise renamed(error, RENAMED) from error
-    return AnswerResponse(
+    return state.respond(
         stream,
         _ResponseWriter(asked, plan, state.model_name),
         num_answers=1,
         streamed=bool(asked.stream),
-        on_disconnect=state.metrics.disconnects.inc,
-        timeout_s=state.config.request_timeout_s,
     )
 
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from ssd_ascend.errors import RequestError
-from ssd_ascend.serve.protocol import NOTHING, ChatRequest, checked, without_no_ops
-from ssd_ascend.serve.strict import Items, Members, Strict
+from ssd_ascend.serve.protocol import NOTHING, ChatRequest, without_no_ops
+from ssd_ascend.serve.strict import Items, Members, Strict, checked
 
 RENAMED = {
     "messages": "input",
