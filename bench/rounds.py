@@ -1,7 +1,7 @@
 """Where a round of decoding goes: verification, waiting for drafts, messages, and the host. Used by `bench/pairs.py`.
 
 The parts are times of the host. Its forward, what it does while the device works, and the verdict's copy, which waits
-for the device, are the verification;
+for the device, are the verification (of a step that was queued before, what is left of it);
 with `sd`, whose drafter shares the device, the drafter's time on it is in there too (`verify_and_draft_ms`).
 """
 
@@ -32,7 +32,8 @@ def put_round(row: Row, samples: Sequence[Sample]) -> None:
     row["round_message_ms"] = round(message, 4)
     row["round_host_ms"] = round(round_ms - verify - draft - wait - message, 4)
     if waits:
-        _put_hits(row, steps, verify)
+        whole = [step for step in steps if step.spans_ns.get("inputs")] or steps  # not queued in the step before
+        _put_hits(row, steps, _mean(whole, "forward", "meanwhile", "verify"))
 
 
 def _put_hits(row: Row, steps: Sequence[Step], verify_ms: float) -> None:

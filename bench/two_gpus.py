@@ -59,6 +59,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--speculation", type=_setting, action="append", default=[], metavar="KEY=VALUE",
                         help="of SpeculationConfig, such as on_miss=decline; may be repeated")  # fmt: skip
+    parser.add_argument(
+        "--send-features",
+        action="store_true",
+        help="also measure features that are sent where they could stay in place",
+    )
     parser.add_argument("--tiny", action="store_true", help="tiny models, for a rehearsal")
     parser.add_argument("--folder", type=Path, help="where checkpoints are laid out (default: a temporary one)")
     return parser
@@ -101,8 +106,8 @@ def schedule(args: argparse.Namespace, *, device_lines: bool = False, shared_fea
                  for k in find_pair(name).shorter]  # fmt: skip
         if "ssd" in modes and device_lines:
             jobs.append(Job(pair=name, speculator="ssd", line="device"))
-        elif "ssd" in modes and shared_features and find_pair(name).draft is None:
-            jobs.append(Job(pair=name, speculator="ssd", line="socket"))  # to compare: else they stay where they are
+        elif "ssd" in modes and shared_features and find_pair(name).draft is None and args.send_features:
+            jobs.append(Job(pair=name, speculator="ssd", line="socket"))
         if "sd" in args.modes:
             jobs += [Job(pair=name, speculator="sd", lookahead=k) for k in args.sd_lookaheads]
         groups.append(jobs)
@@ -161,10 +166,20 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         args, device_lines=apart and isinstance(backend, MeetingBackend),
         shared_features=apart and isinstance(backend, SharingBackend),
     )  # fmt: skip
+    over_cards = next((number for number, jobs in enumerate(planned) if any(job.tp > 1 for job in jobs)), len(planned))
     for number, jobs in enumerate(planned):
+        if number == over_cards:
+            _lines(args, rows, deadline)
         plan = folder / f"jobs-{number}.json"
         plan.write_text(to_json(jobs, settings, rows, deadline))
         _run(plan, jobs, environment, rows, deadline, write)
+    if over_cards == len(planned):
+        _lines(args, rows, deadline)
+    return write()
+
+
+def _lines(args: argparse.Namespace, rows: Path, deadline: float) -> None:
+    """Sums over cards, and messages between them."""
     if args.tp > 1 and time.time() < deadline:
         for row in sums(args.device):
             append(rows, row)
@@ -173,7 +188,6 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         device = load_backend(args.device).device(0)
         for row in round_trips(args.links, device, feature_width=3 * hidden, batches=args.batches):
             append(rows, row)
-    return write()
 
 
 def _run(plan: Path, jobs: Sequence[Job], environment: dict[str, str], rows: Path, deadline: float, write: Any) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -206,6 +207,8 @@ def serve_worker(transport: Transport, config: Mapping[str, Any]) -> None:
     drafter = build_drafter(DRAFTERS.get(setup.config.drafter), setup)
     settle_threads(backend.capabilities, setup.config.draft_threads)
     warm_up(drafter, setup)
+    gc.collect()
+    gc.freeze()  # a search through all that was loaded takes 0.1 to 0.2 s, and would come in the middle of a round
     transport.send(hello_of(drafter, setup))
     make_worker(drafter, setup, transport, overlaps=True).serve()
 

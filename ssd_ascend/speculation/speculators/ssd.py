@@ -219,35 +219,24 @@ class SsdSpeculator:
         asked = {one.seq.id: Asked(one.seq.num_tokens + len(one.new_tokens), one.known) for one in going}
         post = partial(self._post, attaches, updates, asked, self._places(going))
         nobody_waits = self._worker.look_up(updates)
-        later = nobody_waits and self._beside is not None and (attaches or self._worker.has_slack)
-        # what is read on the device now is read before the next step, and not behind it
-        reads_first = not later and self._features is not None and not self._worker.reads_features
-        if reads_first:
-            post(nullcontext)
-        if nobody_waits and self._queue is not None:
-            with trace.span("ahead"):
-                self._queue_next(self._queue, going, sequences, verification)
-        if later:
-            assert self._beside is not None
+        if nobody_waits and self._queue_next(going, sequences, verification):
+            post(self._beside or nullcontext)  # the device is at work: nothing waits for this
+        elif nobody_waits and self._beside is not None and (attaches or self._worker.has_slack):
             self._later = partial(post, self._beside)
-        elif not reads_first:
+        else:
             post(nullcontext)
 
     def queue_with(self, queue: Callable[[Rows[NextRow]], bool]) -> None:
         """See `LookingUpSpeculator`."""
         self._queue = queue
 
-    def _queue_next(
-        self,
-        queue: Callable[[Rows[NextRow]], bool],
-        going: Rows[_Going],
-        sequences: Rows[Sequence],
-        verification: Verification,
-    ) -> None:
+    def _queue_next(self, going: Rows[_Going], sequences: Rows[Sequence], verification: Verification) -> bool:
         """Have the next step run, if all that go on are drafted for here."""
+        if self._queue is None:
+            return False
         others = zip(sequences, verification.new_tokens, strict=True)
         if len(going) != sum(not surely_ends(seq, new) for seq, new in others if seq.id not in verification.faults):
-            return
+            return False
         rows = []
         for one in going:
             length = one.seq.num_tokens + len(one.new_tokens)
@@ -255,11 +244,14 @@ class SsdSpeculator:
             most = one.seq.num_remaining - len(one.new_tokens) - 1
             drafts = [] if offer is None or offer.law is not None else offer.tokens[:most]
             rows.append(NextRow(one.seq, one.new_tokens[-1], drafts, length + len(drafts)))
-        if queue(rows):
-            self._queued_s = time.monotonic()
-            self._under_way = {
-                row.seq.id: _QueuedRow(i, row.end - len(row.drafts), len(row.drafts)) for i, row in enumerate(rows)
-            }
+        with trace.span("ahead"):
+            if not self._queue(rows):
+                return False
+        self._queued_s = time.monotonic()
+        self._under_way = {
+            row.seq.id: _QueuedRow(i, row.end - len(row.drafts), len(row.drafts)) for i, row in enumerate(rows)
+        }
+        return True
 
     def meanwhile(self) -> None:
         """Post what could wait; hear what is told ahead, so that it need not be read when the verdict is there."""
