@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ssd_ascend.core.sampling import SamplingParams
-    from ssd_ascend.engine.outputs import AnswerStats
+    from ssd_ascend.engine.answers import AnswerStats
     from ssd_ascend.llm import LLM
 
 HELP = """/help   this list

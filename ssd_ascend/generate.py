@@ -15,7 +15,7 @@ from ssd_ascend.flags import add_engine_arguments, engine_config
 from ssd_ascend.progress import bar
 
 if TYPE_CHECKING:
-    from ssd_ascend.engine.outputs import Answer
+    from ssd_ascend.engine.answers import Answer
 
 
 def parser() -> argparse.ArgumentParser:

@@ -18,10 +18,11 @@ from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.config.speculation import SpeculationConfig
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.core.stats import EngineStats
+from ssd_ascend.engine.answers import Answer, AnswerDelta, stats_dict
 from ssd_ascend.engine.builder import build_engine
 from ssd_ascend.engine.engine import Engine
 from ssd_ascend.engine.identity import EngineInfo
-from ssd_ascend.engine.outputs import Answer, AnswerDelta, OutputProcessor, stats_dict
+from ssd_ascend.engine.outputs import OutputProcessor
 from ssd_ascend.errors import ConfigError, RequestError, unknown_name
 from ssd_ascend.text import Tokenizer
 

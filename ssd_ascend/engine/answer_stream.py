@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from ssd_ascend.engine.outputs import AnswerDelta
+from ssd_ascend.engine.answers import AnswerDelta
 
 
 class AnswerStream:

@@ -21,6 +21,7 @@ from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.core.stats import EngineStats
 from ssd_ascend.engine.admission import admit
 from ssd_ascend.engine.answer_stream import AnswerStream
+from ssd_ascend.engine.answers import AnswerDelta
 from ssd_ascend.engine.identity import EngineInfo, EngineLimits
 from ssd_ascend.engine.messages import (
     HEADER,
@@ -40,7 +41,7 @@ from ssd_ascend.engine.messages import (
     frame,
     parse_report,
 )
-from ssd_ascend.engine.outputs import AnswerDelta, OutputProcessor
+from ssd_ascend.engine.outputs import OutputProcessor
 from ssd_ascend.errors import SsdError, WorkerError
 from ssd_ascend.log import get_logger
 from ssd_ascend.text.detokenizer import TokenBytes

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ssd_ascend.engine.outputs import Answer, AnswerDelta, AnswerStats, stats_dict
+from ssd_ascend.engine.answers import Answer, AnswerDelta, AnswerStats, stats_dict
 from ssd_ascend.errors import RequestError
 from ssd_ascend.serve.chat_plan import plan_chat
 from ssd_ascend.serve.encoding import encode_json

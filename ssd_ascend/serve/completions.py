@@ -7,7 +7,7 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ssd_ascend.engine.outputs import Answer, AnswerDelta, AnswerStats
+from ssd_ascend.engine.answers import Answer, AnswerDelta, AnswerStats
 from ssd_ascend.serve.encoding import encode_json
 from ssd_ascend.serve.logprobs import TokenSpelling, completion_logprobs
 from ssd_ascend.serve.protocol import CompletionRequest

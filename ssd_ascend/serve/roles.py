@@ -20,7 +20,8 @@ SECRET = "SSD_SPECULATOR_SECRET"
 class Role:
     """One process. `devices` are those of its node, in the order of its ranks; `node` is the node's number.
 
-    A target inside one node is one process, which starts its other ranks itself. One over several nodes is `ranks`
+    A target inside one node is one process, which starts its other ranks itself, and a speculator that reads its memory
+    (`Plan.own_worker`), whose device is the last of its own. One over several nodes is `ranks`
     processes of a device each: its "target" is rank 0, the others are of kind "rank", and all find each other as under
     `torchrun` (`meeting`).
     """
@@ -69,14 +70,16 @@ def _roles(plan: Plan, topology: Topology, replica: Replica, flags: Flags) -> li
     how = ["--speculator", plan.mode]
     if plan.mode != "none":
         how += ["--lookahead", str(plan.lookahead)]
+    held, apart = (replica.ranks, ()) if plan.own_worker else (replica.target, replica.speculators)
+    beside = ["--draft-device", f"{topology.launch.peer_backend}:{plan.tp}"] if plan.own_worker else []
     target = Role(
         name=f"replica {replica.index}",
         kind="target",
         module="ssd_ascend.serve",
         replica=replica.index,
         node=replica.target[0] // machine.node_size,
-        devices=tuple(device % machine.node_size for device in replica.target),
-        flags=(*base, *flags.target, "--tp", str(plan.tp), *how),
+        devices=tuple(device % machine.node_size for device in held),
+        flags=(*base, *flags.target, "--tp", str(plan.tp), *how, *beside),
         env=dict(topology.launch.env),
     )
     drafting = [
@@ -90,7 +93,7 @@ def _roles(plan: Plan, topology: Topology, replica: Replica, flags: Flags) -> li
             flags=(*base, *flags.speculator, *how),
             env=dict(topology.launch.env),
         )
-        for number, device in enumerate(replica.speculators)
+        for number, device in enumerate(apart)
     ]
     nodes = [device // machine.node_size for device in replica.target]
     return [*drafting, *([target] if len(set(nodes)) == 1 else _one_by_one(target, nodes))]

@@ -14,8 +14,8 @@ from starlette.requests import ClientDisconnect, Request
 from ssd_ascend.core.grammar import Grammar
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.engine.answer_stream import AnswerStream
+from ssd_ascend.engine.answers import AnswerDelta
 from ssd_ascend.engine.async_engine import AsyncEngine, State
-from ssd_ascend.engine.outputs import AnswerDelta
 from ssd_ascend.errors import RequestError
 from ssd_ascend.serve.config import ServerConfig
 from ssd_ascend.serve.errors import ApiError

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ssd_ascend.engine.answer_stream import AnswerStream
-from ssd_ascend.engine.outputs import Answer, AnswerDelta, AnswerStats
+from ssd_ascend.engine.answers import Answer, AnswerDelta, AnswerStats
 from ssd_ascend.serve.access import OUTCOME
 from ssd_ascend.serve.encoding import encode_json
 from ssd_ascend.serve.errors import ApiError, error_response

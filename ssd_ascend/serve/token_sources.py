@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from ssd_ascend.core.speculation import Source
-from ssd_ascend.engine.outputs import Answer, AnswerDelta
+from ssd_ascend.engine.answers import Answer, AnswerDelta
 
 NAMES = {Source.DECLINED: "recovery", Source.MISS: "draft", Source.HIT: "hit"}
 """The target's own token, a draft made on demand, a draft from the speculation cache."""

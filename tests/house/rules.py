@@ -32,7 +32,16 @@ DOORS = ("cli", "__main__", "doctor", "generate", "chat", "plan", "train", "spec
 
 TORCH_FREE = (
     *("errors", "env", "log", "trace", "registry", "cli", "flags", "flag_rules", "catalogue"),
-    *("config", "core", "planner", "kv.blocks", "engine.scheduler", "engine.outputs", "serve.protocol"),
+    *(
+        "config",
+        "core",
+        "planner",
+        "kv.blocks",
+        "engine.scheduler",
+        "engine.outputs",
+        "engine.answers",
+        "serve.protocol",
+    ),
     *("structured",),
 )
 

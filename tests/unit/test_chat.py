@@ -9,7 +9,7 @@ from typing import Any
 
 from ssd_ascend.chat import Conversation, stats_line, talk
 from ssd_ascend.core.sampling import SamplingParams
-from ssd_ascend.engine.outputs import AnswerDelta, AnswerStats
+from ssd_ascend.engine.answers import AnswerDelta, AnswerStats
 from ssd_ascend.errors import RequestError
 
 STATS = AnswerStats(

@@ -9,7 +9,8 @@ import pytest
 from ssd_ascend.core.request import SequenceStats, TokenDelta
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.core.speculation import TokenLogprobs
-from ssd_ascend.engine.outputs import Answer, OutputProcessor, stats_dict
+from ssd_ascend.engine.answers import Answer, stats_dict
+from ssd_ascend.engine.outputs import OutputProcessor
 
 STOP = 0  # the end-of-sequence token; special, spelt <eos>
 

@@ -7,7 +7,7 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ssd_ascend.engine.outputs import Answer, AnswerDelta, AnswerStats
+from ssd_ascend.engine.answers import Answer, AnswerDelta, AnswerStats
 from ssd_ascend.errors import RequestError
 from ssd_ascend.serve.chat import Prose
 from ssd_ascend.serve.chat_plan import ChatPlan, plan_chat
