@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import os
-import signal
-import socket
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -23,35 +19,19 @@ from ssd_ascend.engine.admission import admit
 from ssd_ascend.engine.answer_stream import AnswerStream
 from ssd_ascend.engine.answers import AnswerDelta
 from ssd_ascend.engine.identity import EngineInfo, EngineLimits
-from ssd_ascend.engine.messages import (
-    HEADER,
-    Abort,
-    Command,
-    Failed,
-    Progress,
-    Ready,
-    Rejected,
-    Report,
-    Shutdown,
-    Start,
-    Stats,
-    Stepped,
-    Submit,
-    Tune,
-    frame,
-    parse_report,
-)
+from ssd_ascend.engine.messages import Abort, Failed, Progress, Ready, Rejected, Report, Stats, Stepped, Submit, Tune
 from ssd_ascend.engine.outputs import OutputProcessor
+from ssd_ascend.engine.process_link import ENGINE_COMMAND, ProcessLink
 from ssd_ascend.errors import SsdError, WorkerError
 from ssd_ascend.log import get_logger
 from ssd_ascend.text.detokenizer import TokenBytes
 
 log = get_logger(__name__)
 
-ENGINE_COMMAND = (sys.executable, "-m", "ssd_ascend.engine.process")
-_STDERR = 2
 _FIRST_STAGE = "starting"
 _GOODBYE_S = 10.0
+_GOODBYE_UNREADY_S = 0.1
+"""An engine that still loads does not listen."""
 
 
 class State(enum.StrEnum):
@@ -72,8 +52,7 @@ class AsyncEngine:
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
-        line: socket.socket,
+        link: ProcessLink,
         config: EngineConfig,
         tokenizer: TokenBytes,
         command: Sequence[str],
@@ -93,8 +72,7 @@ class AsyncEngine:
         """What `tune` last asked for, if anything."""
         self.keeps_unstarted = False
         """Whether requests without a token outlive the engine, for the next one; `restart` must then follow."""
-        self._process = process
-        self._line = line
+        self._link = link
         self._unstarted: dict[int, EngineRequest] = {}
         self._retried: set[int] = set()
         self._processor = OutputProcessor(tokenizer)
@@ -102,10 +80,9 @@ class AsyncEngine:
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._writer: asyncio.StreamWriter | None = None
-        self._reading: asyncio.Task[None] | None = None
         self._closing = False
         self._command = command
+        self._reading = asyncio.create_task(self._read(link))
 
     @classmethod
     async def start(
@@ -113,37 +90,29 @@ class AsyncEngine:
     ) -> AsyncEngine:
         """Start the engine process and return at once; `wait_until_started` says how that went.
 
-        `command` gets two more arguments: the descriptor of its socket and our process id.
+        command: see `ProcessLink.open`.
         """
-        process, line = await _spawn(command)
-        engine = cls(process, line, config, tokenizer, command)
-        await engine._connect()
-        return engine
+        return cls(await ProcessLink.open(command, config), config, tokenizer, command)
 
     async def restart(self) -> None:
         """Start another engine process in place of the one that died; requests it had not begun go to the new one."""
         assert self.state is State.FAILED
-        self._process, self._line = await _spawn(self._command)
+        self._link = await ProcessLink.open(self._command, self.config)
         self.progress, self.limits, self.degraded, self.stats = Progress("restarting"), None, None, EngineStats()
         self._enter(State.STARTING)
-        await self._connect()
+        self._reading = asyncio.create_task(self._read(self._link))
         if self.tuned is not None:
-            self._send(self.tuned)
+            self._link.send(self.tuned)
         self._retried.update(self._unstarted)  # once: what kills one engine would kill the next
         if self._unstarted:
-            self._send(Submit(list(self._unstarted.values())))
-
-    async def _connect(self) -> None:
-        reader, self._writer = await asyncio.open_connection(sock=self._line)
-        self._send(Start(self.config))
-        self._reading = asyncio.create_task(self._read(reader))
+            self._link.send(Submit(list(self._unstarted.values())))
 
     # -- state -------------------------------------------------------------------------------------------------------
 
     @property
     def pid(self) -> int:
         """The engine's process id."""
-        return self._process.pid
+        return self._link.pid
 
     @property
     def num_requests(self) -> int:
@@ -204,7 +173,7 @@ class AsyncEngine:
             request_id, requests = self._processor.add(prompt, own, continuation=continuation)
             self._streams[request_id] = (stream, number * sampling.n)
             self._unstarted.update({request.id: request for request in requests})
-            self._send(Submit(requests))
+            self._link.send(Submit(requests))
         self._idle.clear()
         return stream
 
@@ -216,7 +185,7 @@ class AsyncEngine:
             del self._streams[request_id]
         self._forget_starts(abort)
         if abort:
-            self._send(Abort(abort))
+            self._link.send(Abort(abort))
         self._note_idle()
 
     def _deliver(self, deltas: Sequence[AnswerDelta]) -> None:
@@ -240,7 +209,7 @@ class AsyncEngine:
         self.require_ready()
         before = [] if self.tuned is None else self.tuned.fan_out
         self.tuned = Tune(lookahead, list(fan_out) or before)
-        self._send(self.tuned)
+        self._link.send(self.tuned)
 
     def _note_idle(self) -> None:
         if not self._streams:
@@ -248,22 +217,14 @@ class AsyncEngine:
 
     # -- the line to the engine process --------------------------------------------------------------------------------
 
-    def _send(self, command: Command) -> None:
-        assert self._writer is not None
-        if not self._writer.is_closing():
-            self._writer.write(frame(command))
-
-    async def _read(self, reader: asyncio.StreamReader) -> None:
+    async def _read(self, link: ProcessLink) -> None:
         try:
-            while True:
-                (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-                self._take(parse_report(await reader.readexactly(size)))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the other side has gone, which is what ends this loop
+            async for report in link.reports():
+                self._take(report)
         except Exception as error:
             log.exception("cannot go on with what the engine sent")
             self.failure = f"the front end cannot go on with what the engine sent: {type(error).__name__}: {error}"
-        await self._bury()
+        await self._bury(link)
 
     def _take(self, report: Report) -> None:
         match report:
@@ -271,7 +232,7 @@ class AsyncEngine:
                 self._forget_starts(delta.seq_id for delta in deltas)
                 processed = self._processor.process(deltas)
                 if processed.abort:
-                    self._send(Abort(processed.abort))
+                    self._link.send(Abort(processed.abort))
                 self._deliver(processed.deltas)
             case Stats(stats, degraded):
                 self.stats, self.degraded = stats, degraded
@@ -288,17 +249,12 @@ class AsyncEngine:
             case Failed(message):
                 self.failure = message
 
-    async def _bury(self) -> None:
+    async def _bury(self, link: ProcessLink) -> None:
         """The engine process has ended: every open answer gets an error now, and no new one is taken."""
-        if self._writer is not None:
-            self._writer.close()
+        link.hang_up()
         if not self._closing:
-            try:
-                status = await asyncio.wait_for(self._process.wait(), timeout=1.0)
-            except TimeoutError:
-                self._process.kill()
-                status = await self._process.wait()
-            self.failure = self.failure or f"the engine process died ({_describe(status)})"
+            ending = await link.ending()
+            self.failure = self.failure or f"the engine process died ({ending})"
             if self.state is not State.STARTING:  # a failed start is told to who waits for it
                 log.error("%s", self.failure)
             self._enter(State.FAILED)
@@ -343,35 +299,5 @@ class AsyncEngine:
         """End the engine process: asked first, killed when it does not answer."""
         self._closing = True
         self.stop_accepting()
-        self._send(Shutdown())
-        try:
-            await asyncio.wait_for(self._process.wait(), timeout=_GOODBYE_S if self.limits else 0.1)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
-        if self._reading is not None:
-            await self._reading
-
-
-async def _spawn(command: Sequence[str]) -> tuple[asyncio.subprocess.Process, socket.socket]:
-    """An engine process, and our end of the line to it."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            str(theirs.fileno()),
-            str(os.getpid()),
-            pass_fds=(theirs.fileno(),),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=_STDERR,  # standard output is ours: for answers
-        )
-    return process, ours
-
-
-def _describe(status: int) -> str:
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"
+        await self._link.close(_GOODBYE_S if self.limits else _GOODBYE_UNREADY_S)
+        await self._reading

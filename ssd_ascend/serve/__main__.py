@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None, *, engine_command: Sequence[str] | N
             if follow(config):
                 return 0
         try:
-            from ssd_ascend.engine.async_engine import ENGINE_COMMAND
+            from ssd_ascend.engine.process_link import ENGINE_COMMAND
             from ssd_ascend.serve.server import run_server
         except ModuleNotFoundError as error:
             raise missing_package(error, "[serve]") from error

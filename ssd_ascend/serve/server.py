@@ -19,7 +19,8 @@ from collections.abc import Callable, Sequence
 
 from ssd_ascend import catalogue
 from ssd_ascend.config.engine import EngineConfig
-from ssd_ascend.engine.async_engine import ENGINE_COMMAND, AsyncEngine, State
+from ssd_ascend.engine.async_engine import AsyncEngine, State
+from ssd_ascend.engine.process_link import ENGINE_COMMAND
 from ssd_ascend.errors import ConfigError, WorkerError
 from ssd_ascend.log import adopt, fields, get_logger
 from ssd_ascend.serve.admin import create_admin_app
