@@ -131,7 +131,11 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Who runs where. `mode` is the speculator to run; `speeds` compares it with the other ways on the same target."""
+    """Who runs where. `mode` is the speculator to run; `speeds` compares it with the other ways on the same target.
+
+    `own_worker`: the target's process starts its only speculator itself, on the device behind its ranks, where it reads
+    the target's features; else speculators are processes of their own, and are sent them.
+    """
 
     topology: str
     preset: str
@@ -140,6 +144,7 @@ class Plan:
     tp: int
     lookahead: int
     speculator_level: str | None
+    own_worker: bool
     replicas: tuple[Replica, ...]
     times: Times
     speeds: tuple[Speed, ...]

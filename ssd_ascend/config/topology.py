@@ -145,7 +145,8 @@ class PlacementRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How processes get there. `inventory_hint` is the command that prints what a rank table needs of each device."""
+    """How processes get there. `inventory_hint` is the command that prints what a rank table needs of each device.
+    `peer_backend` is the backend whose devices read one another's memory inside a node; left out where none do."""
 
     collectives: str
     device_env: str
@@ -153,6 +154,7 @@ class Launch:
     k8s_resource: str | None = None
     rank_table_versions: tuple[RankTableVersion, ...] = ()
     inventory_hint: str | None = None
+    peer_backend: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
 
 

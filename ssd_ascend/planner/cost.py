@@ -101,9 +101,11 @@ def told_ahead_us(verify_us: float, wide_us: float, message_us: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One packed message each way for every speculator; the bytes are of all of them together."""
+    """One packed message each way for every speculator; the bytes are of all of them together. `hands_us` is what the
+    target's host does to pass them through sockets, and each speculator's host for its share; devices need no hands."""
 
     us: float
+    hands_us: float
     down_bytes: int
     up_bytes: int
 
@@ -155,18 +157,25 @@ class Cost:
 
     def message(self, draft: Shape, speculators: int, level: str) -> Message:
         """Outcomes and features down, drafts up (and their law when sampling), posted one speculator after another."""
-        load, link = self.load, self.rates.links[level]
+        load, link, socket = self.load, self.rates.links[level], self.rates.socket
         blocks = -(-load.context // _KV_BLOCK)
         ints = _HEADER_INTS + blocks + load.lookahead + 1
-        down = load.batch * (_INT * ints + draft.feature_bytes * (load.lookahead + 1))
+        features = 0 if self.in_place(speculators, level) else draft.feature_bytes
+        down = load.batch * (_INT * ints + features * (load.lookahead + 1))
         law = load.lookahead * draft.vocab * draft.dtype_bytes if load.sampled else 0
         up = load.batch * (_INT * (load.lookahead + 1) + law)
-        pair = min(link.pair, self.rates.socket or link.pair)
-        wire = max((down + up) / speculators / pair, (down + up) / link.device)
-        posted = 1 + speculators
+        wire = max((down + up) / speculators / min(link.pair, socket or link.pair), (down + up) / link.device)
         return Message(
-            us=posted * (self.rates.message_us + link.latency_us) + wire, down_bytes=round(down), up_bytes=round(up)
+            us=(1 + speculators) * (self.rates.message_us + link.latency_us) + wire,
+            hands_us=(down + up) / socket if socket else 0.0,
+            down_bytes=round(down),
+            up_bytes=round(up),
         )
+
+    def in_place(self, speculators: int, level: str) -> bool:
+        """Whether the target's features are read where they are: by one speculator on its node, which the target's
+        process starts itself, where devices read one another's memory."""
+        return speculators == 1 and {level, self.tp_level} <= self.rates.peers
 
     def plain(self) -> Speed:
         """Decoding without drafts."""
@@ -181,27 +190,31 @@ class Cost:
         """A round whose outcomes were all foreseen. Greedy drafts are told ahead (`told_ahead_us`); a law is asked for,
         and waited for, after the verdict."""
         verify, wide = self.verify(self.load.lookahead + 1), self.branching(draft, -(-self.load.batch // speculators))
-        message_us = self.message(draft, speculators, level).us
+        message = self.message(draft, speculators, level)
         if self.rates.shares_host:
-            return side_by_side_us(verify, wide) + message_us + self.rates.round_us
+            return side_by_side_us(verify, wide) + message.us + self.rates.round_us
         if self.load.sampled:
-            return max(verify.total_us, wide.total_us) + message_us + self.rates.round_us
-        return told_ahead_us(verify.total_us, wide.total_us, message_us) + self.rates.round_us
+            return max(verify.total_us, wide.total_us) + message.us + self.rates.round_us
+        busy_us = max(verify.total_us + message.hands_us, wide.total_us + message.hands_us / speculators)
+        return max(told_ahead_us(verify.total_us, wide.total_us, message.us), busy_us) + self.rates.round_us
 
     def ahead(self, draft: Shape, speculators: int, level: str) -> Speed:
         """Speculating during verification. A row the cache did not foresee declines, or its drafting is waited for;
         the better of the two is told."""
         load = self.load
         us, tokens = self.hit_us(draft, speculators, level), load.tokens_per_round
-        late = self.late_us(draft, speculators)
+        late = self.late_us(draft, speculators, level)
         declines = self._speed("ssd", us, load.hit_rate * tokens + 1.0 - load.hit_rate, on_miss="decline")
         waits = self._speed("ssd", us + late, tokens, on_miss="draft")
         return max(declines, waits, key=lambda speed: speed.tokens_per_s)
 
-    def late_us(self, draft: Shape, speculators: int) -> float:
-        """What waiting for drafts adds to a round on average: the chance that a row was not foreseen, times a chain."""
-        shard = -(-self.load.batch // speculators)
-        return (1.0 - self.load.hit_rate**self.load.batch) * self.drafting(draft, shard).total_us
+    def late_us(self, draft: Shape, speculators: int, level: str) -> float:
+        """What waiting for drafts adds to a round on average: the chance that a row was not foreseen, times a chain,
+        and a message of its own where rounds on hits wait for none."""
+        us = self.drafting(draft, -(-self.load.batch // speculators)).total_us
+        if not (self.load.sampled or self.rates.shares_host):
+            us += self.message(draft, speculators, level).us
+        return (1.0 - self.load.hit_rate**self.load.batch) * us
 
     def _speed(
         self,

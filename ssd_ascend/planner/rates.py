@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import log2
 
 from ssd_ascend.config.figures import Figure
-from ssd_ascend.config.topology import Level, Topology
+from ssd_ascend.config.topology import NODE, Level, Topology
 from ssd_ascend.errors import ConfigError
 
 _FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -35,7 +35,8 @@ class Link:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
     """Reached rates, in bytes and operations per microsecond; overheads in microseconds. `socket` bounds a message's
-    bytes whatever the link, None where nothing does; the figures' meanings are told in `config/topology.py`."""
+    bytes whatever the link, None where nothing does; over the levels of `peers` devices read one another's memory. The
+    figures' meanings are told in `config/topology.py`."""
 
     memory: float
     compute: float
@@ -52,6 +53,7 @@ class Rates:
     socket: float | None
     links: dict[str, Link]
     shares_host: bool
+    peers: frozenset[str]
 
     def all_reduce_us(self, size: float, members: int, level: str) -> float:
         """One all-reduce of `size` bytes: a start-up, then the better of ring and tree (alpha-beta model)."""
@@ -99,7 +101,16 @@ def rates_of(topology: Topology, dtype: str) -> Rates:
         socket=socket.value * _GBPS if socket else None,
         links=_links(topology),
         shares_host=device.shares_host,
+        peers=_peers(topology),
     )
+
+
+def _peers(topology: Topology) -> frozenset[str]:
+    """Levels within a node, where its devices read one another's memory."""
+    if topology.launch.peer_backend is None:
+        return frozenset()
+    names = topology.level_names
+    return frozenset(names[: names.index(NODE) + 1])
 
 
 def _first(*figures: Figure | None) -> Figure | None:

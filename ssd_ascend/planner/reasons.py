@@ -111,6 +111,12 @@ def _messages(question: Question, best: Layout) -> Iterator[Reason]:
         f"one packed message each way: {message.down_bytes / 1e3:.0f} kB down, {message.up_bytes / 1e3:.1f} kB up "
         f"({law}), {message.us / 1e3:.3f} ms a round",
     )
+    if best.cost.in_place(best.speculators, level):
+        yield Reason(
+            "own worker",
+            "the target starts its speculator itself, on the next device: these read one another's memory, so that "
+            "features stay where they are",
+        )
     if best.cost.rates.links[level].assumed:
         yield Reason(
             "unknown", f"the bandwidth of {level} is not published: that of the level inside was taken, a best case"

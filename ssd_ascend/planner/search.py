@@ -112,6 +112,7 @@ def _plan(question: Question, best: Layout, layouts: list[Layout], refusals: lis
         tp=best.tp,
         lookahead=0 if best.mode == "none" else best.lookahead,
         speculator_level=best.placement.level,
+        own_worker=_starts_its_own(best),
         replicas=best.placement.replicas,
         times=best.cost.times(best.speculators, best.placement.level),
         speeds=speeds,
@@ -121,6 +122,12 @@ def _plan(question: Question, best: Layout, layouts: list[Layout], refusals: lis
         alternatives=_alternatives(best, layouts),
         calibrated=question.topology.calibrated is not None,
     )
+
+
+def _starts_its_own(best: Layout) -> bool:
+    """Whether a target starts its speculator itself; see `Plan.own_worker`."""
+    level = best.placement.level
+    return level is not None and best.cost.in_place(best.speculators, level)
 
 
 def _speeds(question: Question, best: Layout, layouts: list[Layout]) -> tuple[Speed, ...]:

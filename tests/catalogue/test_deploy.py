@@ -52,9 +52,13 @@ def check(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         args = parse_arguments(flags, add_engine_arguments, add_launch_arguments)
         if hasattr(args, "topology"):
             found, topology = plan_for(args)
-            assert roles_of(found, topology, Flags())
+            for role in roles_of(found, topology, Flags()):
+                if role.module == module:
+                    own = parse_arguments(role.flags, add_engine_arguments, add_launch_arguments)
+                    assert engine_config(own).speculation.speculator == found.mode
         else:
-            assert engine_config(args).speculation.speculators
+            speculation = engine_config(args).speculation
+            assert bool(speculation.speculators) != bool(speculation.draft_device)
     elif module == "ssd_ascend.speculate":
         config = engine_config(speculate.build_parser().parse_args(flags))
         assert config.speculation.speculator == "ssd"

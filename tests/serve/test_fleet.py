@@ -140,6 +140,21 @@ def test_a_plan_becomes_processes() -> None:
     assert flags["--dtype"] == "bfloat16"
 
 
+def test_a_speculator_that_reads_its_targets_memory_is_started_by_it() -> None:
+    topology, preset = catalogue.find_topology("nvidia-h200-8"), "llama-3.1-8b-eagle3"
+    wish = Wish(replicas=2, tp=2, speculator="ssd", speculators=1)
+    plan = make_plan(topology, catalogue.find_preset(preset), wish, preset_name=preset)
+    roles = [on_devices(role, topology) for role in roles_of(plan, topology, Flags())]
+    assert [role.kind for role in roles] == ["target", "target"]
+    for role, replica in zip(roles, plan.replicas, strict=True):
+        assert role.env["CUDA_VISIBLE_DEVICES"] == ",".join(map(str, (*replica.target, *replica.speculators)))
+        command = role.command("127.0.0.1", 8001)
+        flags = dict(zip(command[1::2], command[2::2], strict=True))
+        assert flags["--draft-device"] == "cuda:2"  # the one behind its ranks
+        assert flags["--speculator"] == "ssd"
+        assert "--speculators" not in flags
+
+
 def test_a_target_over_several_nodes_is_a_process_for_each_rank() -> None:
     """Rank 0 is the target, in the address of which the others find each other; by itself one node cannot carry it."""
     name = "llama-3.1-70b-draft-1b"
@@ -162,7 +177,8 @@ def test_a_target_over_several_nodes_is_a_process_for_each_rank() -> None:
 
 def test_a_target_inside_a_node_needs_no_meeting() -> None:
     topology = catalogue.find_topology("nvidia-h200-8")
-    plan = make_plan(topology, catalogue.find_preset("qwen3-8b-eagle3"), Wish(tp=4), preset_name="qwen3-8b-eagle3")
+    wish = Wish(tp=4, batch=2, speculators=2)
+    plan = make_plan(topology, catalogue.find_preset("qwen3-8b-eagle3"), wish, preset_name="qwen3-8b-eagle3")
     target = next(role for role in roles_of(plan, topology, Flags()) if role.kind == "target")
     assert (target.ranks, target.devices) == (1, plan.replicas[0].target)
     assert meeting(target, "host", 9000) == {}

@@ -134,15 +134,22 @@ def engine_rows(*files: Path) -> Iterator[Row]:
     for file in files or (TWO_CARD_RUN, ONE_CARD_RUN):
         outcome = json.loads(file.read_text(encoding="utf-8"))
         context = outcome["prompt_len"] + outcome["output_len"] // 2
+        sent = _modes_that_send(outcome["rows"])
         for row in outcome["rows"]:
             if row.get("pair") in PRESETS and "ms_per_step" in row:
-                yield from _engine_row(row, context, one_card=file == ONE_CARD_RUN)
+                yield from _engine_row(row, context, one_card=file == ONE_CARD_RUN, sends=row["mode"] in sent)
 
 
-def _engine_row(row: dict[str, Any], context: int, *, one_card: bool) -> Iterator[Row]:
+def _modes_that_send(rows: list[dict[str, Any]]) -> set[str]:
+    """Modes whose features go through sockets: "ssd" does where what stays on the devices has a mode of its own."""
+    modes = {row["mode"] for row in rows}
+    return {"ssd:socket"} if "ssd:socket" in modes else {"ssd"}
+
+
+def _engine_row(row: dict[str, Any], context: int, *, one_card: bool, sends: bool) -> Iterator[Row]:
     mode, batch, preset = row["mode"].partition(":")[0], row["batch"], PRESETS[row["pair"]]
     name = f"our engine, {preset}, TP {row['tp']}"
-    cost = _cost(preset, row, context)
+    cost = _cost(preset, row, context, sends=sends)
     if mode == "none":
         fitted = row["pair"] == "8b-1b"  # layers, steps, sequences; with two ranks: collectives
         yield Row(f"{name}: plain round, batch {batch}", cost.plain().round_ms, row["ms_per_step"], fitted=fitted)
@@ -153,15 +160,20 @@ def _engine_row(row: dict[str, Any], context: int, *, one_card: bool) -> Iterato
         ms = cost.in_turn(cost.draft).round_ms
         yield Row(f"{name}: SD round, batch {batch}", ms, row["ms_per_step"], fitted=False)
     elif not one_card and row.get("ms_per_hit_step"):  # a worker on the target's own card is not what is planned
-        line = " over the devices" if row["mode"].endswith("device") else ""
+        line = ""
+        if cost.draft.feature_bytes:
+            line = ", features sent" if sends else ", features in place"
         hit_us = cost.hit_us(cost.draft, 1, "node")
         fitted = row["pair"] == "8b-1b" and batch == 4  # the host's work for a branch
-        yield Row(f"{name}: SSD hit{line}, batch {batch}", hit_us / 1e3, row["ms_per_hit_step"], fitted=fitted)
-        mean_us = hit_us + cost.late_us(cost.draft, 1)
+        if (
+            row["hit_rate"] ** batch * row["decode_steps"] > 1.0
+        ):  # else steps on hits are those of a few rows at the end
+            yield Row(f"{name}: SSD hit{line}, batch {batch}", hit_us / 1e3, row["ms_per_hit_step"], fitted=fitted)
+        mean_us = hit_us + cost.late_us(cost.draft, 1, "node")
         yield Row(f"{name}: SSD round{line}, batch {batch}", mean_us / 1e3, row["ms_per_step"], fitted=False)
 
 
-def _cost(preset: str, row: dict[str, Any], context: int) -> Cost:
+def _cost(preset: str, row: dict[str, Any], context: int, *, sends: bool) -> Cost:
     """What the planner computes with, for the branches that the worker really had."""
     found, batch, lookahead = catalogue.find_preset(preset), row["batch"], row["lookahead"] or 1
     width, hit_rate = 1, 1.0
@@ -172,7 +184,7 @@ def _cost(preset: str, row: dict[str, Any], context: int) -> Cost:
     return Cost(
         target=causal_shape(found.target.dims),
         draft=draft_shape(found),
-        rates=replace(rates, socket=None) if row["mode"].endswith("device") else rates,
+        rates=replace(rates, peers=frozenset()) if sends else rates,
         load=Load(
             batch=batch, context=context, lookahead=lookahead, width=width, sampled=False, acceptance=0.8,
             hit_rate=hit_rate,

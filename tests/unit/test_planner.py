@@ -94,7 +94,7 @@ def test_the_usual_layouts_of_one_server_come_out(topology: str, tp: int, level:
 
 
 def test_a_plan_says_why_and_what_the_next_best_would_lose() -> None:
-    made = plan("ascend-a3-16", "qwen3-32b-eagle3", batch=4)
+    made = plan("ascend-a3-16", "qwen3-32b-eagle3")
     assert made.replicas[0].spare == (9,)
     assert "both dies of a package stay in one job" in rule(made, "package")
     assert "% over sd on the same target" in rule(made, "mode")
@@ -339,10 +339,13 @@ def test_a_missed_row_declines_or_waits_whichever_is_faster() -> None:
             one = cost(hit_rate=hit_rate, batch=batch)
             speed = one.ahead(draft, 1, "node")
             verify, wide = one.verify(4).total_us, one.branching(draft, batch).total_us
-            base = told_ahead_us(verify, wide, one.message(draft, 1, "node").us) + one.rates.round_us
+            message = one.message(draft, 1, "node")
+            base = max(told_ahead_us(verify, wide, message.us), max(verify, wide) + message.hands_us)
+            base += one.rates.round_us
             tokens = one.load.tokens_per_round
             declines = batch * (hit_rate * tokens + 1 - hit_rate) / base
-            waits = batch * tokens / (base + (1 - hit_rate**batch) * one.drafting(draft, batch).total_us)
+            late = one.drafting(draft, batch).total_us + message.us
+            waits = batch * tokens / (base + (1 - hit_rate**batch) * late)
             assert speed.tokens_per_s == pytest.approx(1e6 * max(declines, waits))
     assert cost(hit_rate=1.0).ahead(draft, 1, "node").tokens_per_round == pytest.approx(1.875)
 
@@ -353,8 +356,10 @@ def test_what_is_told_ahead_needs_no_message_after_the_verdict() -> None:
     assert greedy.draft is not None
     for one in (greedy, sampled):
         verify, wide = one.verify(4).total_us, one.branching(greedy.draft, one.load.batch).total_us
-        message = one.message(greedy.draft, 1, "node").us
-        expected = max(verify, wide) + message if one is sampled else told_ahead_us(verify, wide, message)
+        message = one.message(greedy.draft, 1, "node")
+        expected = max(verify, wide) + message.us
+        if one is greedy:
+            expected = max(told_ahead_us(verify, wide, message.us), max(verify, wide) + message.hands_us)
         assert one.hit_us(greedy.draft, 1, "node") == pytest.approx(expected + one.rates.round_us)
     assert told_ahead_us(10.0, 4.0, 1.0) == 10.0  # hidden
     assert told_ahead_us(4.0, 10.0, 1.0) == 10.0  # the speculator is the slower one
@@ -379,6 +384,37 @@ def test_bytes_pass_at_the_slower_of_link_and_socket() -> None:
     size = sum((slow.message(one.draft, 1, "node").down_bytes, slow.message(one.draft, 1, "node").up_bytes))
     more = slow.message(one.draft, 1, "node").us - fast.message(one.draft, 1, "node").us
     assert more == pytest.approx(size / 1e3 - size / one.rates.links["node"].pair)
+
+
+def test_features_that_stay_in_place_cost_neither_way_nor_hands() -> None:
+    """By one speculator on the target's node, where devices read one another's memory; the numbers still travel."""
+    apart = cost(batch=8)
+    one = replace(apart, rates=replace(apart.rates, peers=frozenset({"package", "node"})))
+    assert one.draft is not None
+    assert apart.rates.peers == frozenset()
+    features = 8 * 4 * one.draft.feature_bytes
+    for speculators, level, stay in ((1, "node", True), (2, "node", False), (1, "package", True)):
+        there, here = apart.message(one.draft, speculators, level), one.message(one.draft, speculators, level)
+        assert there.down_bytes - here.down_bytes == features * stay
+        assert (there.hands_us > here.hands_us) == stay
+    slower, faster = (each.late_us(one.draft, 1, "node") for each in (apart, one))
+    assert cost(batch=8).late_us(one.draft, 1, "node") == 0.0 == slower == faster  # every outcome was foreseen
+    missed = [
+        replace(each, load=replace(each.load, hit_rate=0.5)).late_us(one.draft, 1, "node") for each in (apart, one)
+    ]
+    assert missed[0] > missed[1]
+
+
+def test_a_lone_speculator_beside_its_target_is_the_targets_own() -> None:
+    assert plan("nvidia-h200-8", "llama-3.1-8b-eagle3", tp=2, speculator="ssd").own_worker
+    assert "features stay where they are" in rule(plan("nvidia-h200-8", "llama-3.1-8b-eagle3", tp=2), "own worker")
+    for topology, wishes in (
+        ("nvidia-h200-8", {"speculators": 2, "batch": 2}),
+        ("nvidia-h200-8", {"speculator": "sd"}),
+        ("nvidia-gb200-nvl72", {"tp": 4, "speculator": "ssd"}),
+        ("ascend-a3-16", {"speculator": "ssd"}),
+    ):
+        assert not plan(topology, "llama-3.1-8b-eagle3", **wishes).own_worker, topology
 
 
 def test_every_branch_costs_the_host_of_its_speculator() -> None:

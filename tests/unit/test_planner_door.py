@@ -23,7 +23,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_text_for_a_reader(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ascend-a3-16", "qwen3-32b-eagle3", "--batch", "4"]) == 0
+    assert main(["ascend-a3-16", "qwen3-32b-eagle3"]) == 0
     out = capsys.readouterr().out
     assert "qwen3-32b-eagle3 on ascend-a3-16: ssd, TP 8 + 1 speculator over node" in out
     assert "replica 0: target 0-7; speculators 8; spare 9" in out
@@ -120,7 +120,7 @@ def drawn(topology: str, preset: str, **wishes: int) -> tuple[str, list[str]]:
 
 
 def test_the_picture_shows_every_role_once() -> None:
-    _, texts = drawn("ascend-a3-16", "qwen3-32b-eagle3", batch=4)
+    _, texts = drawn("ascend-a3-16", "qwen3-32b-eagle3")
     assert [text for text in texts if text in {f"T{rank}" for rank in range(1, 8)}] == [f"T{r}" for r in range(1, 8)]
     assert texts.count("T0") == texts.count("S0") == texts.count("–") == 2  # one of them in the legend
     assert [text for text in texts if text.isdigit()] == [str(device) for device in range(16)]
