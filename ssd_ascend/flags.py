@@ -124,7 +124,7 @@ def _add_speculation_arguments(group: argparse._ArgumentGroup) -> None:
 
 _SPECULATION_FIELDS = frozenset(SpeculationConfig.__dataclass_fields__)
 _LAUNCH_FIELDS = frozenset({"preset", "replicas", "batch", "context", "speculators_per_replica", "ray", "ray_serve"})
-_PLANNED_FIELDS = frozenset({"model", "lookahead", "speculators"})
+_PLANNED_FIELDS = frozenset({"model", "lookahead", "speculators", "draft_device"})
 _ENGINE_FIELDS = frozenset(EngineConfig.__dataclass_fields__) - {"speculation", "model"}
 
 

@@ -12,6 +12,7 @@ from ssd_ascend import env
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.serve.config import ServerConfig
 
+_ADMIN_HOST = "127.0.0.1"
 AddFlags = Callable[[argparse.ArgumentParser], object]
 
 
@@ -82,7 +83,7 @@ def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
 
 def _add_operator_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--admin-port", type=int, metavar="PORT", help="serve the admin endpoint there; needs a key")
-    group.add_argument("--admin-host", default="127.0.0.1", metavar="HOST", help="its address (default: %(default)s)")
+    group.add_argument("--admin-host", default=_ADMIN_HOST, metavar="HOST", help="its address (default: %(default)s)")
     group.add_argument("--admin-key", metavar="KEY", help="its key (default: SSD_ADMIN_KEY)")
     group.add_argument("--access-log", action="store_true", help="log a line for every request")
     group.add_argument("--log-format", choices=("text", "json"), help="how log lines are written (default: text)")
@@ -130,6 +131,8 @@ def _as_flags(name: str, value: Any) -> Iterator[str]:
 
 def server_config(args: argparse.Namespace) -> ServerConfig:
     """The server that parsed flags ask for. Raises ConfigError."""
+    if args.admin_port is None and (args.admin_key is not None or args.admin_host != _ADMIN_HOST):
+        raise ConfigError("an admin endpoint is described, but has no port", remedy="add --admin-port")
     own_key = env.api_key()
     return ServerConfig(
         host=args.host,

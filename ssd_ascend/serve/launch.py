@@ -30,7 +30,7 @@ _OURS = (
     *("--topology", "--preset", "--replicas", "--batch", "--context", "--speculators-per-replica", "--ray"),
     *("--host", "--port", "--tp", "--speculator", "--admin-host", "--admin-port"),
 )
-"""Flags that are for the launcher alone. An admin port cannot be had by several replicas of one host."""
+"""Flags that are for the launcher alone."""
 _SWITCHES = ("--ray-serve",)
 
 
@@ -55,6 +55,10 @@ def plan_for(args: argparse.Namespace) -> tuple[Plan, Topology]:
     """The plan that the flags ask for. ConfigError when there is none, or a flag is missing."""
     if hasattr(args, "ray_serve") and not hasattr(args, "ray"):
         raise ConfigError("--ray-serve is given, but no Ray cluster", remedy="add --ray ADDRESS, or leave it out")
+    if getattr(args, "admin_port", None) is not None:
+        raise ConfigError(
+            "--admin-port is given, and a plan's servers cannot all have it", remedy="leave it out with --topology"
+        )
     if not hasattr(args, "preset"):
         raise ConfigError("--topology is given, but no preset", remedy="add --preset NAME, one of models/")
     topology = catalogue.find_topology(args.topology)

@@ -18,6 +18,7 @@ from ssd_ascend.errors import ConfigError
 from ssd_ascend.flags import add_engine_arguments
 from ssd_ascend.serve.arguments import parse_arguments, server_config
 from ssd_ascend.serve.errors import ApiError
+from ssd_ascend.serve.launch import plan_for
 from ssd_ascend.serve.limits import QueueLimit, RateLimit
 from tests.serve.live import PATIENCE_S, LiveServer, eventually
 
@@ -224,6 +225,14 @@ def test_flags_beat_the_file(tmp_path: Path) -> None:
     args = parse_arguments(["--config", str(file), "--port", "2"], add_engine_arguments)
     config = server_config(args)
     assert (config.port, config.max_queue, config.has_page, args.lookahead) == (2, 7, False, 2)
+
+
+def test_an_admin_endpoint_without_a_port_is_none() -> None:
+    for flags in (["--admin-key", "k"], ["--admin-host", "::1"]):
+        with pytest.raises(ConfigError, match="has no port"):
+            server_config(parse_arguments(flags))
+    with pytest.raises(ConfigError, match="cannot all have it"):
+        plan_for(parse_arguments(["--admin-port", "0"]))
 
 
 def test_the_admin_endpoint_needs_a_key_of_its_own() -> None:
