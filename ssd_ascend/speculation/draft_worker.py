@@ -124,6 +124,10 @@ class DraftWorker:
             count += 1
         return count
 
+    def rested(self, seconds: float) -> None:
+        """Whoever calls `pump` had nothing to do for so long."""
+        self._idle_s += seconds
+
     def close(self) -> None:
         """Give back what the drafter holds of this target's sequences, for whoever shares it."""
         self._release(list(self._sequences))

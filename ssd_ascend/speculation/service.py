@@ -11,6 +11,7 @@ import queue
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -150,9 +151,13 @@ class SpeculatorService:
         log.info("target %d has gone (%s), %d left", guest.name, reason, len(self._guests))
 
     def _wait(self) -> None:
-        """Sleep until a target or the door has news."""
+        """Sleep until a target or the door has news. All targets hear of the idle time: each may tell us a little later
+        of a step where there is some."""
         poll = select.poll()
         poll.register(self._bell, select.POLLIN)
         for guest in self._guests:
             poll.register(guest.line.fileno(), select.POLLIN)
+        start = time.perf_counter()
         poll.poll()
+        for guest in self._guests:
+            guest.worker.rested(time.perf_counter() - start)

@@ -138,6 +138,18 @@ def test_a_target_uses_two_speculators_and_outlives_either(pair: Path) -> None:
         engine.close()
 
 
+def test_a_target_hears_how_long_its_speculator_idles(pair: Path) -> None:
+    """By that it knows whether a step may be told a little later, and the metrics say whether drafting is hidden."""
+    with speculator(pair) as service:
+        engine = make_engine(pair, remote(pair, service))
+        drive(engine, PROMPTS, greedy(10))
+        before = engine.stats().speculation.draft_idle_s
+        time.sleep(0.2)
+        drive(engine, PROMPTS, greedy(10))
+        assert engine.stats().speculation.draft_idle_s - before > 0.2
+        engine.close()
+
+
 def test_five_speculators_share_one_targets_sequences(pair: Path) -> None:
     """Beyond four: each sequence is with one of them, all are used, and tokens stay plain decoding's."""
     plain = run(pair, PROMPTS, greedy(40))
