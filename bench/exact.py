@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from bench.agreement import CORE, Agreement
+from bench.agreement import CORE, Agreement, successor
 from bench.cases import Case
 from bench.checkpoints import hooked, install, lay_out_head, lay_out_model
 from bench.modes import Mode, OwnEngine, fit_cache
@@ -88,6 +88,18 @@ def _of_one_target(wish: Wish, folder: Path, drafters: Sequence[str]) -> Iterato
                 speculator=speculator, drafter=drafter, draft=draft, lookahead=5 if drafter == "model" else 6, fan_out=3
             )
             yield _speculating(_mode(wish, target, config, f"{speculator}:{drafter}"), cases, wish, plain)
+
+
+def _texts(wish: Wish, vocab: int, core: int, *, walk: bool) -> list[tuple[int, ...]]:
+    """Prompts of random tokens of the core; or a walk along the chain, which has come round before the answer begins."""
+    draw, follows = random.Random(5), successor(vocab, core).tolist()
+    texts = []
+    for _ in range(wish.prompts):
+        text = [draw.randrange(core)]
+        while len(text) < wish.prompt_len:
+            text.append(follows[text[-1]] if walk else draw.randrange(core))
+        texts.append(tuple(text))
+    return texts
 
 
 def _lay_out_draft(wish: Wish, folder: Path, target: Path, drafter: str, core: int) -> str | None:
