@@ -75,10 +75,7 @@ def _of_one_target(wish: Wish, folder: Path, drafters: Sequence[str]) -> Iterato
         folder / f"target-{core}", shape(wish.shape, layers=wish.layers), device_type=wish.device, seed=1,
         noise=_CYCLES if cycles else _NOISE, core=core,
     )  # fmt: skip
-    draw = random.Random(5)
-    cases = [
-        Case("chain", "", tuple(draw.randrange(core) for _ in range(wish.prompt_len))) for _ in range(wish.prompts)
-    ]
+    cases = [Case("chain", "", text) for text in _texts(wish, vocab, core, walk=cycles)]
     plain, row = _plain(_mode(wish, target, SpeculationConfig(), "none"), cases, wish)
     yield row | {"text": "cycles" if cycles else "chain"}
     for drafter in drafters:
@@ -91,7 +88,7 @@ def _of_one_target(wish: Wish, folder: Path, drafters: Sequence[str]) -> Iterato
 
 
 def _texts(wish: Wish, vocab: int, core: int, *, walk: bool) -> list[tuple[int, ...]]:
-    """Prompts of random tokens of the core; or a walk along the chain, which has come round before the answer begins."""
+    """Prompts of random tokens of the core; or a walk along the chain, which has come round by its end."""
     draw, follows = random.Random(5), successor(vocab, core).tolist()
     texts = []
     for _ in range(wish.prompts):
