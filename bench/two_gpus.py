@@ -192,6 +192,10 @@ def _lines(args: argparse.Namespace, rows: Path, deadline: float) -> None:
 
 def _run(plan: Path, jobs: Sequence[Job], environment: dict[str, str], rows: Path, deadline: float, write: Any) -> None:
     """One process; ended when it outlives the deadline, which leaves its rows so far."""
+    if time.time() > deadline:
+        for job in jobs:
+            append(rows, {"pair": job.pair, "mode": job.name, "tp": job.tp, "skipped": "out of time"})
+        return
     child = subprocess.Popen([sys.executable, "-m", "bench.pairs", str(plan)], env=environment, stdout=sys.stderr)
     size = -1
     try:

@@ -6,7 +6,7 @@ Keys and tokens are on the host, so that a look-up is a dictionary access; laws 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Rows
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ import torch
 from ssd_ascend.core.speculation import VerificationOutcome
 from ssd_ascend.speculation.base import Chain
 
+_Key = tuple[int, int]
 _KEY_BYTES = 24
 """Of the outcome that an entry is filed under."""
 
@@ -48,8 +49,7 @@ class SpeculationCache:
     """Holds at most one generation of branches per sequence, so its size is bounded by batch * width * lookahead."""
 
     def __init__(self) -> None:
-        self._entries: dict[VerificationOutcome, CachedSpeculation] = {}
-        self._of_sequence: dict[int, list[VerificationOutcome]] = {}
+        self._of_sequence: dict[int, dict[_Key, CachedSpeculation]] = {}
         self._bytes_of: dict[int, int] = {}
         self.lookups = 0
         self.hits = 0
@@ -58,26 +58,26 @@ class SpeculationCache:
 
     def __len__(self) -> int:
         """Outcomes that are prepared for."""
-        return len(self._entries)
+        return sum(map(len, self._of_sequence.values()))
 
     def look_up(self, outcome: VerificationOutcome) -> CachedSpeculation | None:
         """The speculation prepared for `outcome`; counts the hit or miss."""
         self.lookups += 1
-        entry = self._entries.get(outcome)
+        entry = self.of_sequence(outcome.seq_id).get((outcome.num_accepted, outcome.recovery_token))
         self.hits += entry is not None
         return entry
 
-    def of_sequence(self, seq_id: int) -> list[tuple[VerificationOutcome, CachedSpeculation]]:
-        """All that is prepared for a sequence."""
-        return [(outcome, self._entries[outcome]) for outcome in self._of_sequence.get(seq_id, ())]
+    def of_sequence(self, seq_id: int) -> Mapping[_Key, CachedSpeculation]:
+        """All that is prepared for a sequence, by accepted drafts and recovery token."""
+        return self._of_sequence.get(seq_id, {})
 
     def rank_of(self, outcome: VerificationOutcome) -> tuple[int | None, int]:
         """Which of the outcomes prepared for, with as many accepted drafts, this one is (None: of none), and of how
         many; they were filed best first."""
         rank, count = None, 0
-        for prepared in self._of_sequence.get(outcome.seq_id, ()):
-            if prepared.num_accepted == outcome.num_accepted:
-                if prepared.recovery_token == outcome.recovery_token:
+        for num_accepted, token in self.of_sequence(outcome.seq_id):
+            if num_accepted == outcome.num_accepted:
+                if token == outcome.recovery_token:
                     rank = count
                 count += 1
         return rank, count
@@ -88,21 +88,20 @@ class SpeculationCache:
         tokens = chain.tokens.tolist()
         per_draft, per_law = 8 + _row_bytes(chain.hidden), _row_bytes(chain.law)
         for i, outcome in enumerate(outcomes):
-            count, seq_id = chain.num_tokens[i], outcome.seq_id
-            if count == 0 or outcome in self._entries:
+            count, own = chain.num_tokens[i], self._of_sequence.setdefault(outcome.seq_id, {})
+            key = outcome.num_accepted, outcome.recovery_token
+            if count == 0 or key in own:
                 continue
-            self._entries[outcome] = CachedSpeculation(tokens[i][:count], chain, i)
-            self._of_sequence.setdefault(seq_id, []).append(outcome)
+            own[key] = CachedSpeculation(tokens[i][:count], chain, i)
             held = count * (per_draft + (per_law if chain.has_law[i] else 0)) + _KEY_BYTES
-            self._bytes_of[seq_id] = self._bytes_of.get(seq_id, 0) + held
+            self._bytes_of[outcome.seq_id] = self._bytes_of.get(outcome.seq_id, 0) + held
             self.num_bytes += held
 
     def drop(self, seq_ids: Iterable[int]) -> None:
         """Forget what was prepared for sequences."""
         for seq_id in seq_ids:
             self.num_bytes -= self._bytes_of.pop(seq_id, 0)
-            for outcome in self._of_sequence.pop(seq_id, ()):
-                del self._entries[outcome]
+            self._of_sequence.pop(seq_id, None)
 
 
 def _row_bytes(wide: torch.Tensor | None) -> int:

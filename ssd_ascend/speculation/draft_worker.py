@@ -80,6 +80,8 @@ class DraftWorker:
         """Sequences whose guesses the target has."""
         self._worth_from = 1
         """As it was told: for fewer missing rows than that it does not wait."""
+        self._began_s = self._worked_s = 0.0
+        """When this round's request was taken up, and what the round before took."""
         self._is_usual = True
         """Whether this round is like most: nobody came, nobody waited for drafts."""
         self._cache = SpeculationCache()
@@ -99,7 +101,6 @@ class DraftWorker:
 
     def serve(self) -> None:
         """Handle messages until the target says goodbye or is gone."""
-        worked = 0.0
         while True:
             start = time.perf_counter()
             try:
@@ -110,11 +111,8 @@ class DraftWorker:
             self._idle_s += waited
             if message is None or isinstance(message, Shutdown):
                 return
-            if self._guesser is not None:
-                self._guesser.saw_round(waited, worked, usual=self._is_usual)
             self._handle(message)
-            worked = time.perf_counter() - start - waited
-            self._pace.saw_round(waited, worked)
+            self._pace.saw_round(waited, time.perf_counter() - start - waited)
 
     def pump(self) -> int:
         """Handle every message that is waiting; returns how many there were."""
@@ -158,12 +156,13 @@ class DraftWorker:
     def _handle(self, message: Message) -> None:
         if not isinstance(message, Request):
             raise TransportError(f"the target sent a {type(message).__name__} where a request was due")
+        self._clock_round()
         self._is_usual = not message.attaches
         with trace.span("worker.apply"):
             wanted = self._apply(message)
         if self.request_waits():  # the target has moved on; only its latest outcomes are worth an answer
             self._cache.drop([seq.id for seq, _ in wanted])  # what was foreseen is of a step that is over
-            self._told = set()
+            self._told, self._is_usual = set(), False
             self._transport.send(self._pack(message.number, [], []))
             return
         with trace.span("worker.answer"):
@@ -177,19 +176,30 @@ class DraftWorker:
         if not self.request_waits():  # else its answer says as much, and comes sooner without this
             self._tell_ahead(message.number, [seq for seq, _ in wanted])
         self._learn()
+        self._worked_s = time.perf_counter() - self._began_s
+
+    def _clock_round(self) -> None:
+        """The round before lasted until now."""
+        before_s, self._began_s = self._began_s, time.perf_counter()
+        if self._guesser is not None and self._rounds:
+            waited_s = self._began_s - before_s - self._worked_s
+            self._guesser.saw_round(waited_s, self._worked_s, usual=self._is_usual)
 
     def _tell_ahead(self, number: int, seqs: Rows[DraftSequence]) -> None:
         """Give the target what it may look up itself."""
         width, told, counts, entries = self._lookahead, list[DraftSequence](), list[int](), list[int]()
         for seq in seqs:
             known = self._cache.of_sequence(seq.id)
-            if any(entry.has_law for _, entry in known):
+            if known and next(iter(known.values())).has_law:  # drawn, as all of its sequence are
                 continue
             told.append(seq)
             counts.append(len(known))
-            for outcome, entry in known:
-                padding = [0] * (width - len(entry.tokens))
-                entries += (outcome.num_accepted, outcome.recovery_token, len(entry.tokens), *entry.tokens, *padding)
+            for key, (tokens, _, _) in known.items():
+                entries += key
+                entries.append(len(tokens))
+                entries += tokens
+                if len(tokens) < width:
+                    entries += [0] * (width - len(tokens))
         if not entries:
             return
         worth_from = self._fallback.worth_from(num_rows=len(seqs), lookahead=width, whole=self._drafts_whole)

@@ -1,49 +1,49 @@
 """Which branches a round of captured graphs decodes: how many, by the clock, and for which outcomes, by their odds.
 
 Graphs are made for a few widths. More branches hit more often; past some number they make the target wait. So the width
-is the one with most tokens per second, by what rounds of each width took. Used by `draft_worker.py`.
+is the one with most tokens per second, by how long rounds of each width lasted from one request of the target to the
+next: whether guesses came in time shows there, and nowhere else. Used by `draft_worker.py`.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 
 from ssd_ascend.speculation.outcome_odds import OutcomeOdds, Pick
-from ssd_ascend.speculation.recent import Recent
 
-_WAITED = 0.05
-"""A worker that waited for less than this share of a round is what the target waits for."""
-_STALE = 512
-"""Rounds after which what a width took is measured again."""
-_ENOUGH, _KEPT = 3, 9
+_STALE = 2048
+"""Rounds after which what a width led to is measured again."""
+_ENOUGH, _KEPT = 6, 15
 """Measurements of a width before they count, as some rounds read a prompt as well, and how many of them count."""
+_PAUSE = 8.0
+"""A worker that waits for so many times longer than it worked has an idle target, which says nothing."""
 _REFRESH = 32
 """Rounds for which a choice of outcomes is kept: sorting them takes longer than it gains."""
 
 
 class _Clock:
-    """Of rounds with one set of widths: how long each width takes the worker, and how long the target takes."""
+    """How long rounds with each of one set of widths last."""
 
     def __init__(self) -> None:
-        self._work_s: dict[int, list[float]] = {}
+        self._seconds: dict[int, list[float]] = {}
         self._measured: dict[int, int] = {}
-        self.target_s = Recent()
 
-    def saw_work(self, width: int, seconds: float, now: int) -> None:
+    def saw(self, width: int, seconds: float, now: int) -> None:
         """now: number of the round."""
         if now - self._measured.get(width, now) >= _STALE:
-            self._work_s.pop(width)
-        self._work_s.setdefault(width, []).append(seconds)
-        del self._work_s[width][:-_KEPT]
+            self._seconds.pop(width)
+        self._seconds.setdefault(width, []).append(seconds)
+        del self._seconds[width][:-_KEPT]
         self._measured[width] = now
 
-    def work_s(self, width: int, now: int) -> float:
-        """What rounds of this width take; 0 until enough of them were measured, and when that was long ago."""
-        times = self._work_s.get(width, ())
+    def typical(self, width: int, now: int) -> float | None:
+        """None until enough rounds of this width were measured, and when that was long ago."""
+        times = self._seconds.get(width, ())
         if len(times) < _ENOUGH or now - self._measured[width] >= _STALE:
-            return 0.0
+            return None
         return statistics.median(times)
 
 
@@ -62,6 +62,8 @@ class Guesser:
         self._round = 0
         self._now: tuple[_Clock, int] | None = None
         """The clock of this round, and its width."""
+        self._before: tuple[_Clock, int] | None = None
+        """Likewise, of the round before: it is still felt in this one."""
         self._picks: dict[tuple[int, int, int], list[Pick]] = {}
         self._tokens: dict[int, float] = {}
 
@@ -81,12 +83,15 @@ class Guesser:
         return best
 
     def _rate(self, clock: _Clock, width: int) -> float:
-        """Tokens per second of a sequence; a width that was not measured of late is tried, as if it took no time."""
+        """Tokens per second of a sequence; a width that was not measured of late is tried, the widest first."""
+        seconds = clock.typical(width, self._round)
+        if seconds is None:
+            return math.inf
         if width not in self._tokens:
             self._tokens[width] = self._odds.tokens_per_round(
                 self._counts(self._lookahead), self._counts(0), self._lookahead, width
             )
-        return self._tokens[width] / max(clock.work_s(width, self._round), clock.target_s.typical or 0.0, 1e-6)
+        return self._tokens[width] / seconds
 
     def picks(self, num_drafts: int, num_ranks: int, most: int) -> list[Pick]:
         """(depth, rank) of up to `most` guesses for a sequence with so many drafts, by depth; a tiny vocabulary has
@@ -102,10 +107,8 @@ class Guesser:
     def saw_round(self, waited_s: float, worked_s: float, *, usual: bool) -> None:
         """The worker worked so long on a request, and waited so long for the next one. usual: false for a round that
         says nothing, because somebody waited for drafts in it."""
-        now, self._now = self._now, None
-        if now is None or not usual:
-            return
-        clock, width = now
-        clock.saw_work(width, worked_s, self._round)
-        if waited_s > _WAITED * worked_s:  # else the target was done before
-            clock.target_s.add(waited_s + worked_s)
+        before, now = self._before, self._now
+        self._before, self._now = now, None
+        if now is not None and now == before and usual and waited_s < _PAUSE * worked_s:
+            clock, width = now
+            clock.saw(width, waited_s + worked_s, self._round)

@@ -248,9 +248,11 @@ class PagedDrafter:
         kept = None if hidden is None else hidden.clone()
         if kept is not None and len(index) < kept.shape[0]:
             kept = kept[index]
-        rows = [arriving.row(i) for i in index]
-        for branch, row in zip(branches, rows, strict=True):
-            self._keep_others(branch, row[: k + 1], row[k + 1 :])
+        values = arriving.rows()
+        rows = [values[i] for i in index]
+        if self._captured.ahead is not None:
+            for branch, row in zip(branches, rows, strict=True):
+                self._keep_others(branch, row[: k + 1], row[k + 1 :])
         tokens = torch.tensor([row[1 : k + 1] for row in rows], dtype=torch.int64)
         chain = Chain(tokens, [k] * len(rows), None, [False] * len(rows), kept)
         return Foresight(branches, [row[0] for row in rows], chain)
