@@ -91,7 +91,7 @@ class Router:
         self._open.add(task)
         try:
             await self._converse(reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except ConnectionError:
             pass  # the client has left, which ends its request
         finally:
             self._open.discard(task)

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from ssd_ascend.serve import router
 from ssd_ascend.serve.http_parser import BadRequestError
 from ssd_ascend.serve.http_wire import MAX_BODY_BYTES, Request, read_request
 from tests.serve.odd_requests import ALLOWED, REFUSED, get, post
@@ -71,3 +72,29 @@ def test_a_client_that_leaves() -> None:
     assert read(b"") is None
     with pytest.raises(BadRequestError, match="left"):
         read(post(b"Content-Length: 9\r\n"))
+
+
+def answer_to(sent: bytes) -> bytes:
+    """What a router without replicas says."""
+
+    async def main() -> bytes:
+        front = router.Router([])
+        port = await front.start("127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        said = await reader.read(-1)
+        writer.close()
+        await front.close(1.0)
+        return said
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("sent", [b"GET /hea", post(b"Content-Length: 9\r\n")], ids=["half a head", "half a body"])
+def test_the_router_does_not_wait_for_ever(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router, "_READ_S", 0.1)
+    assert answer_to(sent).startswith(b"HTTP/1.1 408 ")
+
+
+def test_who_pipelines_or_leaves_bytes_behind_has_not_left() -> None:
+    assert b'"status": "starting"' in answer_to(get() + b"\r\n" + get())
