@@ -89,7 +89,7 @@ class SpeculationConfig:
         own = [name for name, default in _OWN_WORKER.items() if getattr(self, name) != default]
         if self.speculators and own:
             raise ConfigError(
-                f"{' and '.join(own)} given for a worker of our own, but speculators draft instead of one",
+                f"{' and '.join(own)} set, but where speculators draft there is no worker of our own",
                 remedy=f"leave {' and '.join(own)} out, or the speculators",
             )
 
