@@ -9,7 +9,7 @@ with `read_answer`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from ssd_ascend.serve.http_parser import MAX_HEAD_BYTES, BadRequestError, StrictParser
@@ -41,9 +41,10 @@ class Request:
 
 
 class _Incoming:
-    """A request on its way in, as the parser tells of it. What comes behind it is nobody's."""
+    """A request on its way in, as the parser tells of it. What comes behind it is nobody's. `say` answers its client."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[bytes], object]) -> None:
+        self._say = say
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._body = bytearray()
@@ -61,7 +62,10 @@ class _Incoming:
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self._check_size(next((int(value) for name, value in self._headers if name == b"content-length"), 0))
+        headers = dict(self._headers)
+        self._check_size(int(headers.get(b"content-length", 0)))
+        if headers.get(b"expect", b"").lower() == b"100-continue":
+            self._say(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
         self._body += body
@@ -76,9 +80,12 @@ class _Incoming:
             raise BadRequestError(413, f"the body is over the limit of {MAX_BODY_BYTES} bytes")
 
 
-async def read_request(reader: asyncio.StreamReader) -> Request | None:
-    """The first request of a connection; None when the client left without one. Raises BadRequestError."""
-    incoming = _Incoming()
+async def read_request(reader: asyncio.StreamReader, say: Callable[[bytes], object]) -> Request | None:
+    """The first request of a connection; None when the client left without one. Raises BadRequestError.
+
+    say: how a client is told that it may send its body, if it asks.
+    """
+    incoming = _Incoming(say)
     has_begun = False
     while incoming.request is None:
         data = await reader.read(MAX_HEAD_BYTES)

@@ -100,7 +100,7 @@ class Router:
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_READ_S):
-                request = await read_request(reader)
+                request = await read_request(reader, writer.write)
         except TimeoutError:
             await _refuse(BadRequestError(408, f"the request took longer than {_READ_S:g} s to arrive"), reader, writer)
             return

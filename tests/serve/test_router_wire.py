@@ -15,7 +15,7 @@ from tests.serve.odd_requests import ALLOWED, REFUSED, get, post
 def read(sent: bytes, *, piece: int = 1 << 16) -> Request | None:
     async def main() -> Request | None:
         reader = asyncio.StreamReader()
-        reading = asyncio.create_task(read_request(reader))
+        reading = asyncio.create_task(read_request(reader, lambda said: None))
         for start in range(0, len(sent), piece):
             reader.feed_data(sent[start : start + piece])
             await asyncio.sleep(0)
@@ -98,3 +98,10 @@ def test_the_router_does_not_wait_for_ever(sent: bytes, monkeypatch: pytest.Monk
 
 def test_who_pipelines_or_leaves_bytes_behind_has_not_left() -> None:
     assert b'"status": "starting"' in answer_to(get() + b"\r\n" + get())
+
+
+def test_who_asks_before_it_sends_a_body_is_told_to_go_on() -> None:
+    said = answer_to(post(b"Content-Length: 3\r\nExpect: 100-continue\r\n"))
+    assert said.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 503 ")
+    refused = answer_to(post(b"Content-Length: %d\r\nExpect: 100-continue\r\n" % (MAX_BODY_BYTES + 1), b""))
+    assert refused.startswith(b"HTTP/1.1 413 ")
