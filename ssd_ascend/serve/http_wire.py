@@ -41,7 +41,7 @@ class Request:
 
 
 class _Incoming:
-    """A request on its way in, as the parser tells of it. What comes behind it is nobody's. `say` answers its client."""
+    """A request on its way in, as the parser tells of it. What comes behind it is nobody's. `say` tells its client."""
 
     def __init__(self, say: Callable[[bytes], object]) -> None:
         self._say = say
