@@ -37,7 +37,7 @@ def test_the_same_tokens_as_plain_decoding(pair: Path, drafter: str) -> None:
     assert not workers(), "it leaves with its engine"
 
 
-@pytest.mark.parametrize("method", ["run", "ready"])
+@pytest.mark.parametrize("method", ["feed", "ready"])
 def test_its_error_costs_speed_only(
     pair: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, method: str
 ) -> None:

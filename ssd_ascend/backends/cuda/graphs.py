@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
+_capturing = threading.Lock()
+
 
 class CudaGraphs:
-    """Captures on a stream of its own; `torch.cuda.graph` keeps the garbage collector and other streams out."""
+    """Captures on a stream of its own; `torch.cuda.graph` keeps other streams out."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -23,6 +28,23 @@ class CudaGraphs:
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         # by thread: a collective library's own thread may look at its events meanwhile
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        with (
+            _nothing_collected(),
+            torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+        ):
             fn()
         return graph
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Hold the garbage collector back, one capture at a time: a graph of an engine that is no more, collected by the
+    capturing thread, would end the capture. (What is garbage before is collected by `torch.cuda.graph` itself.)"""
+    with _capturing:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collects:
+                gc.enable()
