@@ -26,6 +26,8 @@ _KEEP_ALIVE_S = 75
 _LINGER_S = 1.0
 """How long we go on reading from who was refused: closing at once would reset the line before our answer is read."""
 _BACKSTOP_S = 5.0
+_MOST_DUE = 32
+"""Requests that a client may send on one connection before the first is answered."""
 
 Refused = Callable[[int, str, str], None]
 """Told of what was refused before it was a request: status, client, reason."""
@@ -124,6 +126,8 @@ class _Connection(HttpToolsProtocol):
     # -- requests and answers ----------------------------------------------------------------------------------------
 
     def on_headers_complete(self) -> None:
+        if self._answers_due == _MOST_DUE:
+            raise BadRequestError(400, f"{_MOST_DUE} requests on this connection wait for their turn already")
         super().on_headers_complete()
         self._answers_due += 1
 
