@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import statistics
 import sys
 import time
@@ -82,8 +83,9 @@ class Rounds:
 
 def _typical(steps: list[float]) -> float:
     """The median of what two steps in a row take each, for two rounds share a way: one waits long, the next is short.
-    Without the first step, which asks, and waits the whole way."""
-    return statistics.median((one + other) / 2.0 for one, other in itertools.pairwise(steps[1:]))
+    Without the first step, which asks, and waits the whole way. Infinite where a busy machine left no two steps."""
+    pairs = [(one + other) / 2.0 for one, other in itertools.pairwise(steps[1:])]
+    return statistics.median(pairs) if pairs else math.inf
 
 
 def _best(trials: list[Trial], *names: str) -> dict[str, float]:
