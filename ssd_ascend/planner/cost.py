@@ -102,7 +102,7 @@ def told_ahead_us(verify_us: float, wide_us: float, message_us: float) -> float:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """One packed message each way for every speculator; the bytes are of all of them together. `hands_us` is what the
-    target's host does to pass them through sockets, and each speculator's host for its share; devices need no hands."""
+    target's host does to pass them through sockets."""
 
     us: float
     hands_us: float
@@ -195,26 +195,27 @@ class Cost:
             return side_by_side_us(verify, wide) + message.us + self.rates.round_us
         if self.load.sampled:
             return max(verify.total_us, wide.total_us) + message.us + self.rates.round_us
-        busy_us = max(verify.total_us + message.hands_us, wide.total_us + message.hands_us / speculators)
-        return max(told_ahead_us(verify.total_us, wide.total_us, message.us), busy_us) + self.rates.round_us
+        return told_ahead_us(verify.total_us, wide.total_us, message.us) + self.rates.round_us
 
     def ahead(self, draft: Shape, speculators: int, level: str) -> Speed:
         """Speculating during verification. A row the cache did not foresee declines, or its drafting is waited for;
         the better of the two is told."""
         load = self.load
         us, tokens = self.hit_us(draft, speculators, level), load.tokens_per_round
-        late = self.late_us(draft, speculators, level)
-        declines = self._speed("ssd", us, load.hit_rate * tokens + 1.0 - load.hit_rate, on_miss="decline")
-        waits = self._speed("ssd", us + late, tokens, on_miss="draft")
+        asked, waited = self._missed_us(draft, speculators, level)
+        declines = self._speed("ssd", us + asked, load.hit_rate * tokens + 1.0 - load.hit_rate, on_miss="decline")
+        waits = self._speed("ssd", us + waited, tokens, on_miss="draft")
         return max(declines, waits, key=lambda speed: speed.tokens_per_s)
 
-    def late_us(self, draft: Shape, speculators: int, level: str) -> float:
-        """What waiting for drafts adds to a round on average: the chance that a row was not foreseen, times a chain,
-        and a message of its own where rounds on hits wait for none."""
-        us = self.drafting(draft, -(-self.load.batch // speculators)).total_us
+    def _missed_us(self, draft: Shape, speculators: int, level: str) -> tuple[float, float]:
+        """What rows that were not foreseen add to a round on average, if they decline and if their drafting is waited
+        for. Where rounds on hits wait for no message and hide the host's hands behind the device, these do neither."""
+        asked, waited = 0.0, self.drafting(draft, -(-self.load.batch // speculators)).total_us
         if not (self.load.sampled or self.rates.shares_host):
-            us += self.message(draft, speculators, level).us
-        return (1.0 - self.load.hit_rate**self.load.batch) * us
+            message = self.message(draft, speculators, level)
+            asked, waited = message.hands_us, waited + message.us
+        chance = 1.0 - self.load.hit_rate**self.load.batch
+        return chance * asked, chance * waited
 
     def _speed(
         self,

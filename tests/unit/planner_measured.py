@@ -164,13 +164,13 @@ def _engine_row(row: dict[str, Any], context: int, *, one_card: bool, sends: boo
         if cost.draft.feature_bytes:
             line = ", features sent" if sends else ", features in place"
         hit_us = cost.hit_us(cost.draft, 1, "node")
-        fitted = row["pair"] == "8b-1b" and batch == 4  # the host's work for a branch
+        fitted = row["pair"] == "8b-1b"  # the host's work for a branch
         if (
             row["hit_rate"] ** batch * row["decode_steps"] > 1.0
         ):  # else steps on hits are those of a few rows at the end
             yield Row(f"{name}: SSD hit{line}, batch {batch}", hit_us / 1e3, row["ms_per_hit_step"], fitted=fitted)
-        mean_us = hit_us + cost.late_us(cost.draft, 1, "node")
-        yield Row(f"{name}: SSD round{line}, batch {batch}", mean_us / 1e3, row["ms_per_step"], fitted=False)
+        mean = cost.ahead(cost.draft, 1, "node")
+        yield Row(f"{name}: SSD round{line}, batch {batch}", mean.round_ms, row["ms_per_step"], fitted=False)
 
 
 def _cost(preset: str, row: dict[str, Any], context: int, *, sends: bool) -> Cost:

@@ -57,7 +57,7 @@ def test_another_engine_on_the_h200_is_not_far() -> None:
 
 def test_our_own_engine_on_one_and_two_h200s() -> None:
     """Whatever the results of bench/two_gpus.py hold: plain and SD rounds within 15 %, two ranks included (within 25 %
-    in the older run of one card), half of the SSD rounds within 15 %. The docs state every error."""
+    in the older run of one card), SSD rounds within 20 %, half of them within 10 %. The docs state every error."""
     rows = told(engine_rows(TWO_CARD_RUN))
     older = told(engine_rows(ONE_CARD_RUN))
     for what in (": plain round", ": SD round"):
@@ -65,7 +65,8 @@ def test_our_own_engine_on_one_and_two_h200s() -> None:
         assert worst(row for row in older if what in row.what) < 0.25
     for what in ("SSD hit", "SSD round"):
         errors = [abs(row.error) for row in rows if what in row.what]
-        assert statistics.median(errors) < 0.15
+        assert max(errors) < 0.2
+        assert statistics.median(errors) < 0.1
 
 
 def test_the_work_of_small_tiles_and_many_branches_is_counted() -> None:
