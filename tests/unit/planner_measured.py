@@ -76,7 +76,7 @@ CPU_OTHER_ENGINE = 1e3 / 95.8  # llama.cpp, bf16, one sequence: a whole step
 
 # our own engine on H200s, synthetic weights at true shapes: results of bench/two_gpus.py, whatever they hold today
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
-TWO_CARD_RUN, ONE_CARD_RUN = RESULTS / "h200-two-cards.json", RESULTS / "h200-8b-eagle3-one-card.json"
+TWO_CARD_RUN, ONE_CARD_RUN = RESULTS / "h200-two-cards.json", RESULTS / "h200-one-card.json"
 PRESETS = {
     "8b-1b": "llama-3.1-8b-draft-1b",
     "8b-eagle3": "llama-3.1-8b-eagle3",
