@@ -1,4 +1,4 @@
-"""What `bench/two_gpus.py` found, compared and as tables."""
+"""What `bench/two_gpus.py` found, compared and as tables; `bench.report` shows what lies on disk of it."""
 
 from __future__ import annotations
 
@@ -59,10 +59,13 @@ def _mode(row: Row) -> str:
 def tables(outcome: Mapping[str, Any]) -> str:
     """Everything worth reading, as Markdown."""
     rows: list[Row] = outcome["rows"]
-    parts = [
-        f"{outcome['device']}; synthetic weights, in which {outcome['accepted']:.0%} of drafts are kept and "
-        f"{outcome['foreseen']:.0%} of other outcomes foreseen: set, not learned; {outcome['seconds']} s"
-    ]
+    head = f"{outcome.get('device', 'device unknown')}; synthetic weights: acceptance and hit rate are set, not learned"
+    if all(report.is_number(outcome.get(name)) for name in ("accepted", "foreseen", "seconds")):
+        head += (
+            f": {outcome['accepted']:.0%} of drafts are kept and {outcome['foreseen']:.0%} of other outcomes foreseen; "
+            f"{outcome['seconds']} s"
+        )
+    parts = [head]
     for columns, key in (
         (_COLUMNS, "tokens_per_s"), (_SUM_COLUMNS, "sum_us"), (_LINK_COLUMNS, "round_trip_us"),
     ):  # fmt: skip

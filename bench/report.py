@@ -243,11 +243,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="the tables, to a file as well")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="PNG pictures; needs matplotlib")
     args = parser.parse_args(argv)
+    from bench import pair_report
     from bench.join import join
 
     try:
         outcome = join([load(path) for path in args.results], [path.stem for path in args.results])
-        text = tables(outcome)
+        pairs = any("pair" in row for row in outcome["rows"])
+        text = pair_report.tables(outcome) if pairs else tables(outcome)
         print(text)
         if args.json:
             write_json(args.json, outcome)
