@@ -40,6 +40,13 @@ class Noted:
         self.rows.add(len(seqs))
         return self._inner.glue(seqs, *rest)
 
+    def foresee(self, seqs: list[DraftSequence], *rest: Any, **given: Any) -> Any:
+        found = self._inner.foresee(seqs, *rest, **given)
+        if found is not None:  # the whole round at once
+            self.calls += ["glue", "branch"]
+            self.rows.add(len(seqs))
+        return found
+
     def branch(self, branches: Any, *rest: Any) -> Any:
         self.calls.append("branch")
         return self._inner.branch(branches, *rest)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssd_ascend.core.sampling import SamplingParams
+from ssd_ascend.speculation.base import Branch, Chain, DraftSequence
+from ssd_ascend.speculation.drafters.ngram import NgramDrafter
+from ssd_ascend.speculation.fan_out import FixedFanOut
+from ssd_ascend.speculation.guesser import Guesser
 from ssd_ascend.speculation.ngram import MAX_NGRAM, MIN_NGRAM, NgramIndex
+from ssd_ascend.speculation.outcome_odds import OutcomeOdds
 
 tokens = st.lists(st.integers(0, 3), min_size=0, max_size=30)  # too short for the limit on places to matter
 
@@ -73,3 +80,26 @@ def test_places_are_bounded() -> None:
     index.update([5] * 5000)
     assert max(len(places) for places in index._places.values()) <= 16
     assert index.propose(3) == [5, 5, 5]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.lists(st.integers(0, 3), max_size=2))
+def test_a_round_at_once_foresees_what_its_steps_do(text: list[int], drafts: list[int]) -> None:
+    """With as many guesses as there are tokens, so that nothing is left out."""
+    lookahead, vocab = 2, 5
+    fan_out = FixedFanOut((vocab - 1,) * (lookahead + 1))
+    drafter = NgramDrafter(num_target_tokens=vocab, device=torch.device("cpu"))
+    seq = DraftSequence(1, text, 1, SamplingParams(), 0, frozenset())
+    glue = drafter.glue([seq], [drafts], [None])
+    steps = fan_out.choose([seq], [drafts], glue)
+    chain = drafter.branch(steps.branches, steps.tokens, glue, [drafts] * len(steps.branches), 3, lambda: False)
+    guesser = Guesser(fan_out.counts, OutcomeOdds(lookahead), lookahead, by_clock=False)
+    at_once = drafter.foresee([seq], [drafts], [None], 3, guesser)
+    expected = outcomes(steps.branches, steps.tokens.tolist(), chain)
+    assert outcomes(at_once.branches, at_once.guesses, at_once.chain) == expected
+
+
+def outcomes(branches: list[Branch], guesses: list[int], chain: Chain) -> dict[tuple[int, int], list[int]]:
+    """The drafts for every outcome that has some."""
+    rows = zip(branches, guesses, chain.tokens.tolist(), chain.num_tokens, strict=True)
+    return {(branch.depth, guess): tokens[:count] for branch, guess, tokens, count in rows if count}

@@ -10,9 +10,12 @@ import torch
 
 from ssd_ascend.config.model import ModelConfig
 from ssd_ascend.runtime.pack import to_device
-from ssd_ascend.speculation.base import Branch, Chain, Drafter, DraftSequence, Glue
+from ssd_ascend.speculation.base import Branch, BranchChoice, Chain, Drafter, DraftSequence, Foresight, Glue
 from ssd_ascend.speculation.ngram import NgramIndex
 from ssd_ascend.speculation.setup import DrafterKind, DraftSetup
+
+_MOST_GUESSES = 1024
+"""Of a sequence: as many as are asked for."""
 
 
 def build(setup: DraftSetup) -> Drafter:
@@ -71,9 +74,46 @@ class NgramDrafter:
             found.append(self._index(branch.seq).propose(k, (*drafts[: branch.depth], guess)) if known else [])
         return self._chain(found, k)
 
+    @property
+    def whole_chain(self) -> int:
+        """See `ForeseeingDrafter`: a longer chain costs no more."""
+        return 0
+
+    def foresee(
+        self,
+        seqs: Rows[DraftSequence],
+        sent: Rows[Rows[int]],
+        hidden: Rows[torch.Tensor | None],
+        k: int,
+        choice: BranchChoice,
+        *,
+        hurry: bool = False,
+    ) -> Foresight:
+        """`glue`, `choice` and `branch` without scores over the vocabulary, of which an n-gram knows a few tokens."""
+        branches: list[Branch] = []
+        guesses: list[int] = []
+        found: list[list[int]] = []
+        for seq, drafts in zip(seqs, sent, strict=True):
+            index = self._index(seq)
+            after = [_ranked(index.continuations(drafts[:j]), drafts[j : j + 1]) for j in range(len(drafts) + 1)]
+            for depth, rank in choice.picks(len(drafts), self._num_target_tokens - 1, _MOST_GUESSES):
+                if rank < len(after[depth]):
+                    guess = after[depth][rank]
+                    branches.append(Branch(seq, depth, 0))
+                    guesses.append(guess)
+                    found.append(index.propose(k, (*drafts[:depth], guess)))
+        padded = torch.tensor([[*row, *[0] * (k - len(row))] for row in found], dtype=torch.int64)
+        chain = Chain(padded.reshape(len(found), k), [len(row) for row in found], None, [False] * len(found), None)
+        return Foresight(branches, guesses, chain)
+
     def release(self, seq: DraftSequence) -> None:
         """Drop the index."""
         self._indexes.pop(seq.id, None)
+
+
+def _ranked(counts: dict[int, int], fallen: Rows[int]) -> list[int]:
+    """Tokens by how often they followed, but for a draft that was rejected there."""
+    return sorted((token for token in counts if token not in fallen), key=lambda token: -counts[token])
 
 
 def capture_layers(path: Path | None, target: ModelConfig) -> tuple[int, ...]:
