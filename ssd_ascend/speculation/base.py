@@ -263,9 +263,12 @@ class FollowingDrafter(Protocol):
         """
         ...
 
-    def followed(self, seq: DraftSequence, drafts: Rows[int] | None) -> None:
-        """The verdict is there, and in `seq`. drafts None: the next chain is under way, so that all it made of the new
-        tokens is computed; else those that stood: entries were made for them, and no more is queued."""
+    def caught_up(self, seq: DraftSequence) -> None:
+        """The verdict is there, and in `seq`: the chain under way has computed all its tokens."""
+        ...
+
+    def kept(self, seq: DraftSequence, drafts: Rows[int]) -> None:
+        """The verdict on a chain that `follow` queued is in `seq`, and no other chain is under way: these stood."""
         ...
 
 

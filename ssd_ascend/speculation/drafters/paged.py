@@ -115,13 +115,15 @@ class PagedDrafter:
                 return None
         return following.run(seqs, verdict, verify)
 
-    def followed(self, seq: DraftSequence, drafts: Rows[int] | None) -> None:
+    def caught_up(self, seq: DraftSequence) -> None:
         """See `FollowingDrafter`."""
-        if drafts is None:
-            seq.drafted = None
-            self._trunk.mark(seq, self._trunk.end(seq))
-        elif self._captured.following is not None:
-            self._trunk.keep(seq, drafts[: self._captured.following.lookahead - 1])  # a chain does not feed its last
+        seq.drafted = None
+        self._trunk.mark(seq, self._trunk.end(seq))
+
+    def kept(self, seq: DraftSequence, drafts: Rows[int]) -> None:
+        """See `FollowingDrafter`; a chain does not feed its last draft."""
+        if self._captured.following is not None:
+            self._trunk.keep(seq, drafts[: self._captured.following.lookahead - 1])
 
     def _stepwise_chain(self, seqs: Rows[DraftSequence], lookahead: int) -> Chain:
         output = self._trunk.run([self._trunk.feed(seq, (), None, 1) for seq in seqs], Mode.DECODE)

@@ -89,6 +89,7 @@ class SdSpeculator:
         self._features = features
         self._target_vocab = target_vocab
         self._drafts_early = early
+        self._following = drafter if early and isinstance(drafter, FollowingDrafter) and drafter.follows else None
         self._early: _Early | None = None
         self._ahead: _Ahead | None = None
         self._was_ahead = False
@@ -186,8 +187,10 @@ class SdSpeculator:
             if seq.id in verification.faults or not seq.sampling.speculation or surely_ends(seq, new_tokens):
                 continue
             known = self._follow(seq, new_tokens)
-            if isinstance(self._drafter, FollowingDrafter) and (self._ahead is not None or self._was_ahead):
-                self._drafter.followed(known, new_tokens[:-1] if self._ahead is None else None)
+            if self._following is not None and self._ahead is not None:
+                self._following.caught_up(known)
+            elif self._following is not None and self._was_ahead:
+                self._following.kept(known, new_tokens[:-1])
             seqs.append(known)
         if not seqs or self._ahead is not None:
             return None
@@ -196,15 +199,15 @@ class SdSpeculator:
     @property
     def goes_ahead(self) -> bool:
         """See `AheadSpeculator`."""
-        return self._drafts_early and isinstance(self._drafter, FollowingDrafter) and self._drafter.follows
+        return self._following is not None
 
     def draft_ahead(self, sequences: Rows[Sequence], verdict: Verdict, verify: ForwardBatch) -> bool:
         """See `AheadSpeculator`."""
-        if not isinstance(self._drafter, FollowingDrafter):
+        if self._following is None:
             return False
         known = [self._sequences.get(seq.id) for seq in sequences]
         seqs = [own for own, seq in zip(known, sequences, strict=True) if own and own.num_tokens == seq.num_tokens]
-        tokens = self._drafter.follow(seqs, verdict, verify) if len(seqs) == len(sequences) else None
+        tokens = self._following.follow(seqs, verdict, verify) if len(seqs) == len(sequences) else None
         if tokens is not None:
             self._ahead = _Ahead({seq.id: row for row, seq in enumerate(sequences)}, tokens)
         return tokens is not None
