@@ -55,6 +55,19 @@ def engine_of(pair: Path, drafter: str, lookahead: int = LOOKAHEAD, **options: o
     return make_engine(pair, speculation(pair, "sd", drafter, lookahead=lookahead), **options)
 
 
+_PLAIN: dict[str, dict[int, list[int]]] = {}
+
+
+def plain_answers(
+    pair: Path, sampling: Sequence[SamplingParams], prompts: Sequence[list[int]] = PROMPTS
+) -> dict[int, list[int]]:
+    """Of an engine without drafts, once for each wish."""
+    wish = repr((prompts, sampling))
+    if wish not in _PLAIN:
+        _PLAIN[wish] = answers(make_engine(pair, graphs=False), prompts, sampling, every=1)
+    return dict(_PLAIN[wish])
+
+
 def same_as_plain(
     pair: Path,
     drafter: str,
@@ -67,7 +80,7 @@ def same_as_plain(
 ) -> None:
     """Drive an engine whose rounds go ahead, and a plain one."""
     ahead = answers(engine_of(pair, drafter, lookahead, **options), PROMPTS, sampling, every=every, aborted=aborted)
-    plain = answers(make_engine(pair, graphs=False), PROMPTS, sampling, every=every)
+    plain = plain_answers(pair, sampling)
     if aborted >= 0:
         ahead[aborted] = plain[aborted]
     assert ahead == plain
@@ -99,7 +112,7 @@ def test_same_tokens_where_blocks_are_short(pair: Path, taken: list[list[int]], 
     )
     tokens = answers(engine, PROMPTS, [greedy(40)] * 6, every=1)
     assert DEVICE != "cpu" or engine.stats().preemptions > 0
-    assert tokens == answers(make_engine(pair, graphs=False), PROMPTS, [greedy(40)] * 6, every=1)
+    assert tokens == plain_answers(pair, [greedy(40)] * 6)
     assert taken
 
 
@@ -107,7 +120,7 @@ def test_same_tokens_where_blocks_are_short(pair: Path, taken: list[list[int]], 
 def test_same_tokens_where_the_drafter_is_short_of_blocks(pair: Path, drafter: str) -> None:
     config = speculation(pair, "sd", drafter, lookahead=LOOKAHEAD, draft_kv_blocks=9)
     tokens = answers(make_engine(pair, config), PROMPTS, [greedy(30)] * 6, every=1)
-    assert tokens == answers(make_engine(pair, graphs=False), PROMPTS, [greedy(30)] * 6, every=1)
+    assert tokens == plain_answers(pair, [greedy(30)] * 6)
 
 
 @drafters
@@ -147,7 +160,7 @@ def test_switched_off_and_on_again(pair: Path, taken: list[list[int]], drafter: 
     tune, step = lengths(), engine.step
     engine.step = lambda: (tune(), step())[1]  # type: ignore[method-assign,func-returns-value]
     tokens = answers(engine, PROMPTS, [greedy(40)] * 6, every=1)
-    assert tokens == answers(make_engine(pair, graphs=False), PROMPTS, [greedy(40)] * 6, every=1)
+    assert tokens == plain_answers(pair, [greedy(40)] * 6)
     assert taken
 
 
@@ -157,7 +170,7 @@ def test_up_to_the_last_position(pair: Path, taken: list[list[int]], drafter: st
     prompts = prompts_of([10, 33])
     longest = [greedy(118), greedy(95)]
     tokens = answers(engine_of(pair, drafter, max_model_len=128), prompts, longest, every=1)
-    assert tokens == answers(make_engine(pair, graphs=False), prompts, longest, every=1)
+    assert tokens == plain_answers(pair, longest, prompts)
     assert taken
     assert [len(own) for own in tokens.values()] == [118, 95]
 
