@@ -64,6 +64,10 @@ class StrictParser:
         if self._idle_bytes > MAX_HEAD_BYTES:
             raise BadRequestError(431, f"the head of the request, or of a chunk, is over {MAX_HEAD_BYTES} bytes")
 
+    def close(self) -> None:
+        """Nothing comes any more. Receiver and parsers hold one another, and would wait for the garbage collector."""
+        del self._parser, self._receiver
+
     def get_http_version(self) -> str:
         return self._parser.get_http_version()
 

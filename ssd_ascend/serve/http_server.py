@@ -97,6 +97,7 @@ class _Connection(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+        self._requests.close()
 
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:

@@ -86,6 +86,13 @@ async def read_request(reader: asyncio.StreamReader, say: Callable[[bytes], obje
     say: how a client is told that it may send its body, if it asks.
     """
     incoming = _Incoming(say)
+    try:
+        return await _read_into(incoming, reader)
+    finally:
+        incoming.parser.close()
+
+
+async def _read_into(incoming: _Incoming, reader: asyncio.StreamReader) -> Request | None:
     has_begun = False
     while incoming.request is None:
         data = await reader.read(MAX_HEAD_BYTES)
