@@ -30,7 +30,7 @@ TINY = Shape(
     step_params=30_000, resident_params=30_000, kv_bytes_per_token=512,
 )  # fmt: skip
 STREAMS, TRIALS = 2, 6
-JITTER_MS = 1.5
+JITTER_MS = 2.0
 """Where hardly any wait is predicted, a round waits that comes a little early."""
 FLAGS = ["--dtype", "float32", "--speculator", "ssd", "--drafter", "model", "--lookahead", "4", "--fan-out", "2"]
 Measure = Callable[[Path, float], AbstractContextManager[subprocess.Popen[str]]]
