@@ -16,7 +16,8 @@ from typing import Any, cast
 import httptools
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ssd_ascend.serve.http_answers import error
 from ssd_ascend.serve.http_parser import BadRequestError, StrictParser
@@ -83,6 +84,8 @@ class _Connection(HttpToolsProtocol):
         self._refused = refused
         self._head_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None
+        """The request that is being answered; uvicorn's own `cycle` is the one that was read last."""
         self._answers_due = 0
         self._refusal: BadRequestError | None = None
 
@@ -96,6 +99,11 @@ class _Connection(HttpToolsProtocol):
         for timer in (self._head_timer, self._unread_timer):
             if timer is not None:
                 timer.cancel()
+        for cycle in (self._running, *(waiting for waiting, _ in self.pipeline)):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self.pipeline.clear()
         super().connection_lost(exc)
         self._requests.close()
 
@@ -131,6 +139,11 @@ class _Connection(HttpToolsProtocol):
             raise BadRequestError(400, f"{_MOST_DUE} requests on this connection wait for their turn already")
         super().on_headers_complete()
         self._answers_due += 1
+        self.flow.resume_reading()  # which uvicorn stops behind a running request, whose client may leave
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
