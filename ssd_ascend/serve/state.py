@@ -155,6 +155,8 @@ class ServerState:
         client leaves."""
         parts: list[bytes] = []
         size, most = 0, self.config.max_body_bytes
+        if int(request.headers.get("content-length", 0)) > most:  # before the client is told to send it
+            raise ApiError(413, f"the body is over the limit of {most} bytes", code="body_too_large")
         try:
             async with asyncio.timeout(self.config.read_timeout_s):
                 async for part in request.stream():

@@ -121,6 +121,10 @@ def test_large_and_slow_bodies(strict: LiveServer) -> None:
     with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as slow:
         slow.sendall(head.encode())
         assert slow.recv(4096).startswith(b"HTTP/1.1 408")
+    asks = head.replace("Content-Length: 50", "Expect: 100-continue\r\nContent-Length: 999999999")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as told_early:
+        told_early.sendall(asks.encode())
+        assert told_early.recv(4096).startswith(b"HTTP/1.1 413")
 
 
 def test_answers_have_an_end(strict: LiveServer) -> None:
