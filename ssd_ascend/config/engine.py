@@ -47,6 +47,8 @@ class EngineConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)}: it must be at least 1", remedy=f"raise {name}")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ConfigError(f"max_model_len is {self.max_model_len}", remedy="a prompt and an answer need at least 2")
+        if not -(2**63) <= self.seed < 2**64:
+            raise ConfigError(f"seed is {self.seed}", remedy="give a number of 64 bits")
         if self.kv_cache_gb is not None and not 0.0 < self.kv_cache_gb < float("inf"):
             raise ConfigError(f"kv_cache_gb is {self.kv_cache_gb}", remedy="give a positive number of gigabytes")
         for name in ("threads", "num_kv_blocks", "block_size"):

@@ -109,10 +109,10 @@ class SpeculationConfig:
             return
         if any(not 0 <= f <= MAX_FAN_OUT for f in guesses) or not any(guesses):
             raise ConfigError(f"fan_out is {self.fan_out}", remedy=f"give numbers from 0 to {MAX_FAN_OUT}, one above 0")
-        if isinstance(self.fan_out, tuple) and self.lookahead != "auto" and len(self.fan_out) != self.lookahead + 1:
+        if isinstance(self.fan_out, tuple) and len(self.fan_out) != self._deepest + 1:
             raise ConfigError(
                 f"fan_out lists {len(self.fan_out)} numbers for lookahead {self.lookahead}",
-                remedy=f"give {self.lookahead + 1}: one for each accepted length 0..{self.lookahead}",
+                remedy=f"give {self._deepest + 1}: one for each accepted length 0..{self._deepest}",
             )
 
     @property
@@ -123,6 +123,8 @@ class SpeculationConfig:
     @property
     def max_lookahead(self) -> int:
         """The most drafts a row can carry; sizes blocks, buffers and graphs."""
-        if not self.enabled:
-            return 0
+        return self._deepest if self.enabled else 0
+
+    @property
+    def _deepest(self) -> int:
         return 8 if self.lookahead == "auto" else self.lookahead

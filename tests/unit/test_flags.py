@@ -75,6 +75,8 @@ def test_what_is_no_number_is_named(flag: str, capsys: pytest.CaptureFixture[str
         ("--cache-bias", "0"),
         ("--kv-cache-gb", "1", "--num-kv-blocks", "100"),
         ("--speculator", "ssd", "--lookahead", "3", "--fan-out", "1,2"),
+        ("--speculator", "ssd", "--lookahead", "auto", "--fan-out", "3,2,1"),
+        ("--engine-seed", str(2**64)),
         ("--speculator", "sd", "--max-num-seqs", "400", "--max-batched-tokens", "2000"),
     ],
     ids=" ".join,
