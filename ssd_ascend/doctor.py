@@ -27,7 +27,7 @@ EMBEDDED_PRESET = "smollm2-135m"
 CORE = ("torch", "transformers", "safetensors", "numpy", "jinja2", "rich")
 # extra -> the modules it brings; pyproject.toml names the distributions, a test keeps the two in step
 EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "serve": ("fastapi", "uvicorn", "pydantic", "msgspec", "prometheus_client"),
+    "serve": ("fastapi", "uvicorn", "httptools", "pydantic", "msgspec", "prometheus_client"),
     "gguf": ("gguf",),
     "cuda": ("triton",),
     "npu": ("torch_npu",),
