@@ -136,6 +136,11 @@ class SamplingParams:
             or self.grammar is not None
         )
 
+    @property
+    def wants_only_arg_max(self) -> bool:
+        """Whether the arg-max of the logits as they are is all that is asked."""
+        return self.greedy and self.is_plain and self.logprobs is None
+
     def with_seed(self, seed: int) -> SamplingParams:
         """The same request with its seed fixed (used for n > 1 and for requests that bring none)."""
         return replace(self, seed=seed)

@@ -8,12 +8,13 @@ does with `run_ahead.py` and `rounds_ahead.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
+from itertools import accumulate
 from typing import NamedTuple
 
 from ssd_ascend.core.batch import Mode, ModelOutput
 from ssd_ascend.core.plan import StepPlan
 from ssd_ascend.core.speculation import Speculation
-from ssd_ascend.engine.run_ahead import only
+from ssd_ascend.engine.run_ahead import only, rows_of
 from ssd_ascend.runtime.inputs import Row
 from ssd_ascend.runtime.model_runner import ModelRunner
 from ssd_ascend.speculation.base import NextRow
@@ -42,7 +43,7 @@ class HitsAhead:
     def queue(self, rows: Rows[NextRow]) -> bool:
         """Run these now; False, and nothing done, where that takes the host, or room that they lack."""
         graphs, size = self._runner.graphs, self._runner.block_size
-        if graphs is None or not rows or not all(map(_is_greedy, rows)):
+        if graphs is None or not rows or not all(row.seq.sampling.wants_only_arg_max for row in rows):
             return False
         if any(row.end > len(row.seq.block_table) * size for row in rows):
             return False
@@ -50,10 +51,8 @@ class HitsAhead:
         batch = graphs.stage(mode, [_row(row) for row in rows])
         if batch is None:
             return False
-        num_drafts, first, at = [len(row.drafts) for row in rows], list[int](), 0
-        for count in num_drafts:
-            first.append(at)
-            at += count + 1
+        num_drafts = [len(row.drafts) for row in rows]
+        first = list(accumulate((count + 1 for count in num_drafts), initial=0))
         self._queued = _Queued(num_drafts, first, self._runner.forward(batch))
         return True
 
@@ -63,22 +62,12 @@ class HitsAhead:
         if queued is None or not speculation.under_way:
             return None
         assert [queued.num_drafts[row] for row in speculation.under_way] == speculation.num_tokens
-        index = [
-            at
-            for row in speculation.under_way
-            for at in range(queued.first[row], queued.first[row] + queued.num_drafts[row] + 1)
-        ]
-        return only(queued.output, index)
+        first = [queued.first[row] for row in speculation.under_way]
+        return only(queued.output, rows_of(first, speculation.num_tokens))
 
     def queue_next(self, plan: StepPlan, speculation: Speculation, output: ModelOutput) -> ModelOutput:
         """See `Ahead`: nothing can be queued before the verdict is there."""
         return output
-
-
-def _is_greedy(row: NextRow) -> bool:
-    """Whether the arg-max of the logits as they are is all that is asked."""
-    sampling = row.seq.sampling
-    return sampling.greedy and sampling.is_plain and sampling.logprobs is None
 
 
 def _row(row: NextRow) -> Row:

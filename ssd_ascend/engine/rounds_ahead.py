@@ -14,7 +14,7 @@ from ssd_ascend.core.batch import ForwardBatch, Mode, ModelOutput
 from ssd_ascend.core.plan import StepPlan
 from ssd_ascend.core.sequence import Sequence
 from ssd_ascend.core.speculation import Speculation
-from ssd_ascend.engine.run_ahead import is_greedy, on_device
+from ssd_ascend.engine.run_ahead import only, rows_of
 from ssd_ascend.runtime.inputs import Row
 from ssd_ascend.runtime.model_runner import ModelRunner
 from ssd_ascend.runtime.pack import Arriving
@@ -44,17 +44,13 @@ class RoundsAhead:
         if self._taken is None or not speculation.under_way:
             self._taken = None
             return None
-        index = self._rows(speculation)
         if not plan.prefills:
             return self._taken  # judged by its verdict, of which `queue_next` picks the rows
-        logits = self._taken.logits
-        return ModelOutput(logits=logits.index_select(0, on_device(index, logits.device)))
+        return only(self._taken, self._rows(speculation))
 
     def _rows(self, speculation: Speculation) -> list[int]:
-        """The rows of the round that count: each sequence's own token, and its drafts."""
-        starts = [row * self.slots for row in speculation.under_way]
-        pairs = zip(starts, speculation.num_tokens, strict=True)
-        return [at for start, drafts in pairs for at in range(start, start + drafts + 1)]
+        """The rows of the round that count."""
+        return rows_of([row * self.slots for row in speculation.under_way], speculation.num_tokens)
 
     def queue_next(self, plan: StepPlan, speculation: Speculation, output: ModelOutput) -> ModelOutput:
         """See `Ahead`."""
@@ -77,10 +73,11 @@ class RoundsAhead:
         """Whether nothing about the next round is the host's to decide: all rows are greedy, and have what room and
         drafts there can be."""
         graphs, size, reach = self._runner.graphs, self._runner.block_size, 2 * self._lookahead + 1
-        if graphs is None or plan.prefills or not is_greedy(plan.decoding):
+        if graphs is None or plan.prefills:
             return False
         return all(
-            row.seq.sampling.speculation
+            row.seq.sampling.wants_only_arg_max
+            and row.seq.sampling.speculation
             and drafts == min(self._lookahead, row.seq.num_remaining - 1)
             and len(row.seq.block_table) * size >= row.seq.num_tokens + reach
             and row.seq.num_tokens + reach <= graphs.max_len

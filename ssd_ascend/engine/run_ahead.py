@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from ssd_ascend.core.batch import Mode, ModelOutput
-from ssd_ascend.core.plan import DecodeRow, StepPlan
+from ssd_ascend.core.plan import StepPlan
 from ssd_ascend.core.speculation import Speculation
 from ssd_ascend.runtime.inputs import Row, build_batch
 from ssd_ascend.runtime.model_runner import ModelRunner
@@ -74,7 +74,9 @@ class RunAhead:
         going = [i for i, row in enumerate(plan.decoding) if row.seq.num_remaining > 1]
         seqs = [plan.decoding[i].seq for i in going]
         graphs, size = self._runner.graphs, self._runner.block_size
-        if graphs is None or output.greedy is None or plan.prefills or not seqs or not is_greedy(plan.decoding):
+        if graphs is None or output.greedy is None or plan.prefills or not seqs:
+            return output
+        if not all(row.seq.sampling.wants_only_arg_max for row in plan.decoding):
             return output
         if any(len(seq.block_table) * size <= seq.num_tokens for seq in seqs):
             return output
@@ -93,11 +95,9 @@ class RunAhead:
         return output
 
 
-def is_greedy(rows: Rows[DecodeRow]) -> bool:
-    """Whether the arg-max of the logits as they are is all that is asked."""
-    return all(
-        row.seq.sampling.greedy and row.seq.sampling.is_plain and row.seq.sampling.logprobs is None for row in rows
-    )
+def rows_of(first: Rows[int], num_drafts: Rows[int]) -> list[int]:
+    """The rows of a verification that count: each sequence's own token, and its drafts behind that."""
+    return [at for start, drafts in zip(first, num_drafts, strict=True) for at in range(start, start + drafts + 1)]
 
 
 def only(output: ModelOutput, rows: list[int]) -> ModelOutput:

@@ -95,7 +95,7 @@ class Verifier:
         step found of them (`ModelOutput.greedy`), `verdict`: the same on its way to the host, or None.
         """
         layout = _Layout.of(len(sequences), speculation)
-        if greedy is not None and all(_is_arg_max(seq) for seq in sequences):
+        if greedy is not None and all(seq.sampling.wants_only_arg_max for seq in sequences):
             return self._found(sequences, layout, self._to_host([greedy])[0].tolist() if verdict is None else verdict())
         assert logits.shape[0] == layout.num_rows, f"{logits.shape[0]} logit rows for {layout.num_rows} sampled ones"
         if speculation.tokens is not None and speculation.tokens.device != logits.device:
@@ -192,11 +192,6 @@ class Verifier:
         drafts = none if speculation.tokens is None else speculation.tokens
         accepted = none if judged.accepted is None else judged.accepted
         return self._to_host([judged.token, judged.sound, drafts, accepted, *(columns or ())])
-
-
-def _is_arg_max(seq: TokenSequence) -> bool:
-    """Whether the arg-max of the logits as they are is all that is asked."""
-    return seq.sampling.greedy and seq.sampling.is_plain and seq.sampling.logprobs is None
 
 
 def _drawn_rows(sequences: Sequence[TokenSequence], speculation: Speculation) -> list[int]:
