@@ -35,9 +35,8 @@ class CachedSpeculation(NamedTuple):
     @property
     def law(self) -> torch.Tensor | None:
         """[K, Vd] what the drafts were drawn from, or None for a point mass."""
-        if self.chain.law is None or not self.chain.has_law[self.row]:
-            return None
-        return self.chain.law[self.row, : len(self.tokens)]
+        law = self.chain.law
+        return law[self.row, : len(self.tokens)] if law is not None and self.has_law else None
 
     @property
     def hidden(self) -> torch.Tensor | None:

@@ -286,7 +286,7 @@ class DraftWorker:
 
     def _hit(self, entry: CachedSpeculation) -> Reply:
         self._used_drafts += len(entry.tokens)
-        return Reply(Source.HIT, entry.tokens, entry.law, entry.hidden)
+        return Reply.of(entry, Source.HIT)
 
     @property
     def _drafts_whole(self) -> bool:

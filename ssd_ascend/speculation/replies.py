@@ -10,6 +10,7 @@ import torch
 
 from ssd_ascend.core.speculation import Source
 from ssd_ascend.speculation.base import Chain, DraftSequence
+from ssd_ascend.speculation.cache import CachedSpeculation
 from ssd_ascend.transport.messages import Answer, WorkerStats
 
 
@@ -22,6 +23,11 @@ class Reply:
     law: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
 
+    @staticmethod
+    def of(drafted: CachedSpeculation, source: Source) -> Reply:
+        """What was drafted, now or earlier."""
+        return Reply(source, drafted.tokens, drafted.law, drafted.hidden)
+
 
 DECLINED: Final = Reply(Source.DECLINED, [])
 
@@ -29,15 +35,10 @@ DECLINED: Final = Reply(Source.DECLINED, [])
 def replies_of(chain: Chain) -> list[Reply]:
     """The rows of an on-demand chain."""
     tokens = chain.tokens.tolist()
-    replies = []
-    for i, count in enumerate(chain.num_tokens):
-        if count == 0:
-            replies.append(DECLINED)
-            continue
-        law = chain.law[i, :count] if chain.law is not None and chain.has_law[i] else None
-        hidden = None if chain.hidden is None else chain.hidden[i, :count]
-        replies.append(Reply(Source.MISS, tokens[i][:count], law, hidden))
-    return replies
+    return [
+        Reply.of(CachedSpeculation(tokens[row][:count], chain, row), Source.MISS) if count else DECLINED
+        for row, count in enumerate(chain.num_tokens)
+    ]
 
 
 def pack(number: int, seqs: Rows[DraftSequence], replies: Rows[Reply], *, width: int, stats: WorkerStats) -> Answer:

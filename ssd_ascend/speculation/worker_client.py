@@ -269,8 +269,9 @@ class WorkerClient:
 
     def take(self, seq: Sequence) -> Offer | None:
         """The offer for `seq` as it stands now, if there is one."""
-        offer = self._offers.pop(seq.id, None)
-        return offer if offer is not None and offer.num_tokens == seq.num_tokens else None
+        offer = self.offered(seq.id, seq.num_tokens)
+        self._offers.pop(seq.id, None)
+        return offer
 
     def offered(self, seq_id: int, num_tokens: int) -> Offer | None:
         """What `take` will give for a sequence that then has so many tokens."""

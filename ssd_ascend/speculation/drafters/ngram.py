@@ -44,9 +44,8 @@ class NgramDrafter:
         return self._chain([self._index(seq).propose(lookahead) for seq in seqs], lookahead)
 
     def _chain(self, found: Rows[Rows[int]], lookahead: int) -> Chain:
-        tokens = torch.tensor([[*row, *[0] * (lookahead - len(row))] for row in found], dtype=torch.int64)
-        tokens = to_device(tokens.reshape(len(found), lookahead), self._device)
-        return Chain(tokens, [len(row) for row in found], None, [False] * len(found), None)
+        chain = _on_host(found, lookahead)
+        return chain._replace(tokens=to_device(chain.tokens, self._device))
 
     def glue(self, seqs: Rows[DraftSequence], sent: Rows[Rows[int]], hidden: Rows[torch.Tensor | None]) -> Glue:
         """How often each token followed, as log-counts: what an n-gram knows of the next token after each draft."""
@@ -102,13 +101,17 @@ class NgramDrafter:
                     branches.append(Branch(seq, depth, 0))
                     guesses.append(guess)
                     found.append(index.propose(k, (*drafts[:depth], guess)))
-        padded = torch.tensor([[*row, *[0] * (k - len(row))] for row in found], dtype=torch.int64)
-        chain = Chain(padded.reshape(len(found), k), [len(row) for row in found], None, [False] * len(found), None)
-        return Foresight(branches, guesses, chain)
+        return Foresight(branches, guesses, _on_host(found, k))
 
     def release(self, seq: DraftSequence) -> None:
         """Drop the index."""
         self._indexes.pop(seq.id, None)
+
+
+def _on_host(found: Rows[Rows[int]], lookahead: int) -> Chain:
+    """Continuations of up to `lookahead` tokens."""
+    tokens = torch.tensor([[*row, *[0] * (lookahead - len(row))] for row in found], dtype=torch.int64)
+    return Chain(tokens.reshape(len(found), lookahead), [len(row) for row in found], None, [False] * len(found), None)
 
 
 def _ranked(counts: dict[int, int], fallen: Rows[int]) -> list[int]:
