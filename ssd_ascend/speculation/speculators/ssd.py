@@ -69,6 +69,11 @@ class _Going(NamedTuple):
     known: bool
 
     @property
+    def num_tokens(self) -> int:
+        """Of the sequence, this step's with them."""
+        return self.seq.num_tokens + len(self.new_tokens)
+
+    @property
     def start(self) -> int:
         """The first position whose feature the worker has not been sent."""
         return self.seq.num_tokens - 1 if self.known else 0
@@ -76,7 +81,7 @@ class _Going(NamedTuple):
     @property
     def end(self) -> int:
         """Positions below this one have features: all but the recovery token's."""
-        return self.seq.num_tokens + len(self.new_tokens) - 1
+        return self.num_tokens - 1
 
 
 class _QueuedRow(NamedTuple):
@@ -209,17 +214,18 @@ class SsdSpeculator:
         self._post_what_waits()  # a step that came without a forward
         if not self._worker.is_ready():
             return
-        going = [
+        everybody = [
             _Going(seq, outcome, new_tokens, seq.id in self._worker.attached)
             for seq, outcome, new_tokens in zip(sequences, verification.outcomes, verification.new_tokens, strict=True)
-            if seq.id not in verification.faults and seq.sampling.speculation and not surely_ends(seq, new_tokens)
+            if seq.id not in verification.faults and not surely_ends(seq, new_tokens)
         ]
+        going = [one for one in everybody if one.seq.sampling.speculation]
         attaches = [_attach(one) for one in going if not one.known]
         updates = [_update(one) for one in going if one.known]
-        asked = {one.seq.id: Asked(one.seq.num_tokens + len(one.new_tokens), one.known) for one in going}
+        asked = {one.seq.id: Asked(one.num_tokens, one.known) for one in going}
         post = partial(self._post, attaches, updates, asked, self._places(going))
         nobody_waits = self._worker.look_up(updates)
-        if nobody_waits and self._queue_next(going, sequences, verification):
+        if nobody_waits and len(going) == len(everybody) and self._queue_next(going):
             post(self._beside or nullcontext)  # the device is at work: nothing waits for this
         elif nobody_waits and self._beside is not None and (attaches or self._worker.has_slack):
             self._later = partial(post, self._beside)
@@ -230,20 +236,16 @@ class SsdSpeculator:
         """See `LookingUpSpeculator`."""
         self._queue = queue
 
-    def _queue_next(self, going: Rows[_Going], sequences: Rows[Sequence], verification: Verification) -> bool:
-        """Have the next step run, if all that go on are drafted for here."""
+    def _queue_next(self, going: Rows[_Going]) -> bool:
+        """Have the next step run, whose rows these are."""
         if self._queue is None:
-            return False
-        others = zip(sequences, verification.new_tokens, strict=True)
-        if len(going) != sum(not surely_ends(seq, new) for seq, new in others if seq.id not in verification.faults):
             return False
         rows = []
         for one in going:
-            length = one.seq.num_tokens + len(one.new_tokens)
-            offer = self._worker.offered(one.seq.id, length)
+            offer = self._worker.offered(one.seq.id, one.num_tokens)
             most = one.seq.num_remaining - len(one.new_tokens) - 1
             drafts = [] if offer is None or offer.law is not None else offer.tokens[:most]
-            rows.append(NextRow(one.seq, one.new_tokens[-1], drafts, length + len(drafts)))
+            rows.append(NextRow(one.seq, one.new_tokens[-1], drafts, one.num_tokens + len(drafts)))
         with trace.span("ahead"):
             if not self._queue(rows):
                 return False
