@@ -7,15 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
 
 from ssd_ascend.backends.base import Backend
 from ssd_ascend.backends.registry import load_backend
+from ssd_ascend.core.batch import ModelOutput
+from ssd_ascend.core.plan import StepPlan
+from ssd_ascend.core.speculation import Speculation
 from ssd_ascend.engine import builder
+from ssd_ascend.engine.run_ahead import Ahead
 from tests.engine.harness import DEVICE
+
+T = TypeVar("T")
 
 
 class _Again:
@@ -44,3 +50,20 @@ def capture_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE == "cpu":
         monkeypatch.setenv("SSD_CPU_KERNELS", "0")
         monkeypatch.setattr(builder, "load_backend", lambda name: _Captures(load_backend(name)))
+
+
+def record_taken(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Ahead], told: Callable[[StepPlan, Speculation], T]
+) -> list[T]:
+    """What `told` makes of each step that was under way when `kind` was asked for it, from now on."""
+    found: list[T] = []
+    own = kind.take
+
+    def take(self: Ahead, plan: StepPlan, speculation: Speculation) -> ModelOutput | None:
+        output = own(self, plan, speculation)
+        if output is not None:
+            found.append(told(plan, speculation))
+        return output
+
+    monkeypatch.setattr(kind, "take", take)
+    return found

@@ -262,7 +262,7 @@ def test_a_round_may_have_any_of_the_widths_there_are_graphs_for(
     monkeypatch.setattr(Guesser, "width", width)
     monkeypatch.setattr(PagedDrafter, "foresee", lambda *args, **given: foresee(*args, **given | {"hurry": hurry}))
     for module in (captured_forks, captured_ahead):
-        monkeypatch.setattr(module, "_FEW_BRANCHES", 8)
+        monkeypatch.setattr(module, "FEW_BRANCHES", 8)
     config = speculation(pair, "ssd", drafter, lookahead=LOOKAHEAD, on_miss="decline")
     varied = run(pair, PROMPTS, greedy(40), config, graphs=True)
     assert varied.tokens == run(pair, PROMPTS, greedy(40), graphs=False).tokens

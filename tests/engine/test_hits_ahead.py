@@ -12,13 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ssd_ascend.core.batch import ModelOutput
-from ssd_ascend.core.plan import StepPlan
 from ssd_ascend.core.sampling import SamplingParams
-from ssd_ascend.core.speculation import Speculation
 from ssd_ascend.engine.engine import Engine
 from ssd_ascend.engine.hits_ahead import HitsAhead
-from tests.engine.capturing import capture_everywhere
+from tests.engine.capturing import capture_everywhere, record_taken
 from tests.engine.harness import BLOCK, DEVICE, greedy, make_engine, prompts_of, speculation
 from tests.engine.lines import Late, through
 from tests.engine.test_run_ahead import answers
@@ -38,17 +35,7 @@ def capturing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Drafts of each row of the steps that were under way when they were asked for."""
-    rows: list[list[int]] = []
-    own = HitsAhead.take
-
-    def take(self: HitsAhead, plan: StepPlan, speculation: Speculation) -> ModelOutput | None:
-        output = own(self, plan, speculation)
-        if output is not None:
-            rows.append(speculation.num_tokens)
-        return output
-
-    monkeypatch.setattr(HitsAhead, "take", take)
-    return rows
+    return record_taken(monkeypatch, HitsAhead, lambda plan, speculation: speculation.num_tokens)
 
 
 def engine_of(pair: Path, drafter: str, *, on_miss: str = "decline", **options: object) -> Engine:

@@ -12,14 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from ssd_ascend.core.batch import ModelOutput
-from ssd_ascend.core.plan import StepPlan
 from ssd_ascend.core.request import EngineRequest
 from ssd_ascend.core.sampling import SamplingParams
-from ssd_ascend.core.speculation import Speculation
 from ssd_ascend.engine.engine import Engine
 from ssd_ascend.engine.rounds_ahead import RoundsAhead
-from tests.engine.capturing import capture_everywhere
+from tests.engine.capturing import capture_everywhere, record_taken
 from tests.engine.harness import BLOCK, DEVICE, greedy, make_engine, prompts_of, speculation
 from tests.engine.test_run_ahead import answers
 
@@ -38,17 +35,7 @@ def capturing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """The sequences of each round that was under way when it was asked for."""
-    rows: list[list[int]] = []
-    own = RoundsAhead.take
-
-    def take(self: RoundsAhead, plan: StepPlan, speculation: Speculation) -> ModelOutput | None:
-        output = own(self, plan, speculation)
-        if output is not None:
-            rows.append([row.seq.id for row in plan.decoding])
-        return output
-
-    monkeypatch.setattr(RoundsAhead, "take", take)
-    return rows
+    return record_taken(monkeypatch, RoundsAhead, lambda plan, speculation: [row.seq.id for row in plan.decoding])
 
 
 def engine_of(pair: Path, drafter: str, lookahead: int = LOOKAHEAD, **options: object) -> Engine:

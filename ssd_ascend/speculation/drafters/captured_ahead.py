@@ -30,7 +30,7 @@ Ranker = Callable[[torch.Tensor, int], torch.Tensor]
 _MOST_SEQUENCES = 16
 _MOST_BRANCHES = 128
 """Of a round. A worker in a hurry has no time for more."""
-_FEW_BRANCHES = 32
+FEW_BRANCHES = 32
 """As many cost about what one does: no graph for fewer than could be had."""
 _FEW_TOKENS = 16
 """But forwards of up to so many take a tenth less than those of some more (docs/performance.md)."""
@@ -315,7 +315,7 @@ def widths_ahead(rows: int, counts: Rows[int]) -> list[int]:
     if rows == 1:
         few = _FEW_TOKENS - len(counts) + counts[-1]
         return [most, few] if len(counts) < few < most else [most]
-    return [most, most // 2] if rows * (most // 2) >= _FEW_BRANCHES else [most]
+    return [most, most // 2] if rows * (most // 2) >= FEW_BRANCHES else [most]
 
 
 def narrowed(counts: Rows[int], width: int) -> list[int]:

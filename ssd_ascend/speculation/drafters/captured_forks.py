@@ -22,7 +22,7 @@ from ssd_ascend.core.batch import ForwardBatch, Mode, ModelOutput
 from ssd_ascend.kv.blocks import BlockManager
 from ssd_ascend.runtime.pack import Field, Pack, write
 from ssd_ascend.runtime.static import write_tables
-from ssd_ascend.speculation.drafters.captured_ahead import Beside, Ranker, scratch
+from ssd_ascend.speculation.drafters.captured_ahead import FEW_BRANCHES, Beside, Ranker, scratch
 from ssd_ascend.speculation.drafters.captured_chain import Rolled, roll
 from ssd_ascend.speculation.drafters.captured_rows import BranchRows
 from ssd_ascend.speculation.drafters.feed import (
@@ -37,8 +37,6 @@ from ssd_ascend.speculation.drafters.feed import (
 
 _MOST_BRANCHES = 256
 """Branches of one graph. In a larger batch every sequence gets fewer."""
-_FEW_BRANCHES = 32
-"""As many rows cost a draft about what one does, so there are no graphs for fewer than could be had."""
 _MOST_SEQUENCES = 64
 
 
@@ -221,7 +219,7 @@ class CapturedForks:
         catch up with, beside the drafts; masks: whether branches share a row; beside: what is kept beside drafts, where
         they do."""
         self.lookahead, self.catch_up = lookahead, per_row
-        self.max_rows = min(max_rows, _MOST_SEQUENCES, _MOST_BRANCHES)
+        self.max_rows = min(max_rows, _MOST_SEQUENCES)
         device = parts.runner.device
         self.num_ranks = min(width, parts.num_tokens - 1)
         table = parts.table
@@ -285,4 +283,4 @@ def widths_of(rows: int, width: int, most: int) -> list[int]:
     """Branches a sequence of graphs for `rows` of them: as many as wanted and as `most` in all allow, the half, and the
     quarter, down to what is not worth a graph."""
     first = max(1, min(width, most // rows))
-    return [first, *(less for less in (first // 2, first // 4) if less > 1 and rows * less >= _FEW_BRANCHES)]
+    return [first, *(less for less in (first // 2, first // 4) if less > 1 and rows * less >= FEW_BRANCHES)]
