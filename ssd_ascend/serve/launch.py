@@ -20,7 +20,7 @@ from ssd_ascend.config.plan import Plan, Wish
 from ssd_ascend.config.topology import Topology
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.planner import make_plan
-from ssd_ascend.serve.arguments import build_parser
+from ssd_ascend.serve.arguments import build_parser, server_config
 from ssd_ascend.serve.fleet import Fleet, Placed, place
 from ssd_ascend.serve.roles import SECRET, Flags, Role, on_devices, roles_of, with_threads
 from ssd_ascend.serve.router import Router
@@ -28,7 +28,7 @@ from ssd_ascend.serve.routing import Replica
 
 _OURS = (
     *("--topology", "--preset", "--replicas", "--batch", "--context", "--speculators-per-replica", "--ray"),
-    *("--host", "--port", "--tp", "--speculator", "--admin-host", "--admin-port"),
+    *("--host", "--port", "--tp", "--speculator"),
 )
 """Flags that are for the launcher alone."""
 _SWITCHES = ("--ray-serve",)
@@ -100,6 +100,7 @@ def _without(argv: Sequence[str], options: Mapping[str, bool]) -> list[str]:
 def launch(args: argparse.Namespace, argv: Sequence[str], announce: Callable[[str], None]) -> None:
     """Carry the plan out until told to stop. Raises ConfigError when it cannot be."""
     plan, topology = plan_for(args)
+    server_config(args)  # what every replica would refuse, and be restarted for, is refused here
     env.provide({SECRET: secrets.token_hex(32)})  # for the lines between our own processes
     roles = roles_of(plan, topology, flags_for(argv))
     if Path(args.preset).suffix == ".toml":  # a preset of the user's own is a file to our processes, too

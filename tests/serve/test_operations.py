@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 from ssd_ascend.errors import ConfigError
-from ssd_ascend.flags import add_engine_arguments
+from ssd_ascend.flags import add_engine_arguments, add_launch_arguments
 from ssd_ascend.serve.arguments import parse_arguments, server_config
 from ssd_ascend.serve.errors import ApiError
-from ssd_ascend.serve.launch import plan_for
+from ssd_ascend.serve.launch import launch, plan_for
 from ssd_ascend.serve.limits import QueueLimit, RateLimit
 from tests.serve.live import PATIENCE_S, LiveServer, eventually
 
@@ -237,6 +237,9 @@ def test_an_admin_endpoint_without_a_port_is_none() -> None:
             server_config(parse_arguments(flags))
     with pytest.raises(ConfigError, match="cannot all have it"):
         plan_for(parse_arguments(["--admin-port", "0"]))
+    whole = ["--topology", "laptop-cpu", "--preset", "smollm2-135m", "--admin-key", "k"]
+    with pytest.raises(ConfigError, match="has no port"):
+        launch(parse_arguments(whole, add_engine_arguments, add_launch_arguments), whole, print)
 
 
 def test_the_admin_endpoint_needs_a_key_of_its_own() -> None:
