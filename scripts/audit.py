@@ -77,11 +77,12 @@ def verdict(report: dict[str, Any]) -> tuple[list[str], str]:
 
 def audit(ignored: list[str]) -> tuple[list[str], str]:
     """The verdict of the first list that knows us. Raises CannotAskError with what is wrong with each."""
-    reasons = []
+    tool, reasons = _tool(), []
     for name, flags in _lists().items():
         try:
-            verdict(_ask(flags, [min(_PIN_FILES, key=_size)], ignored))  # a list that is none is told by a few packages
-            findings, summary = verdict(_ask(flags, _PIN_FILES, ignored))
+            # a list that is none is told by a few packages
+            verdict(_ask(tool, flags, [min(_PIN_FILES, key=_size)], ignored))
+            findings, summary = verdict(_ask(tool, flags, _PIN_FILES, ignored))
         except CannotAskError as error:
             reasons.append(f"{name}: {error}")
         else:
@@ -99,8 +100,8 @@ def _size(path: Path) -> int:
     return path.stat().st_size
 
 
-def _ask(flags: Sequence[str], files: Sequence[Path], ignored: Sequence[str]) -> dict[str, Any]:
-    command = [str(_tool()), *flags, "--no-deps", "--disable-pip", "--progress-spinner", "off", "--timeout", "15"]
+def _ask(tool: Path, flags: Sequence[str], files: Sequence[Path], ignored: Sequence[str]) -> dict[str, Any]:
+    command = [str(tool), *flags, "--no-deps", "--disable-pip", "--progress-spinner", "off", "--timeout", "15"]
     command += ["-f", "json", *(word for path in files for word in ("-r", str(path)))]
     ran = _run(*command, *(word for id_ in ignored for word in ("--ignore-vuln", id_)))
     try:

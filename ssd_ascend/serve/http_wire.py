@@ -17,8 +17,8 @@ from ssd_ascend.serve.http_parser import MAX_HEAD_BYTES, BadRequestError, Strict
 MAX_BODY_BYTES = 32 << 20
 _HOP = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade", b"expect"})
 """Headers that are between two neighbours only."""
-_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
-"""Headers that say where a body ends; we say so ourselves."""
+_NOT_PASSED_ON = _HOP | {b"content-length", b"transfer-encoding"}
+"""And headers that say where a body ends; we say so ourselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Request:
 
     def onward(self, client: str) -> bytes:
         """The request as we send it to a replica."""
-        kept = [(name, value) for name, value in self.headers if name not in _HOP | _FRAMING]
+        kept = [(name, value) for name, value in self.headers if name not in _NOT_PASSED_ON]
         lines = [f"{self.method} {self.path} HTTP/1.1".encode("latin-1")]
         lines += [name + b": " + value for name, value in kept]
         lines += [b"Connection: close", b"X-Forwarded-For: " + client.encode("latin-1", "replace")]

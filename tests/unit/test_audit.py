@@ -40,10 +40,11 @@ def test_a_list_that_knows_nothing_clears_nothing() -> None:
 def test_without_a_network(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wish: str, status: int
 ) -> None:
-    def no_list(flags: Any, files: Any, ignored: Any) -> dict[str, Any]:
+    def no_list(tool: Any, flags: Any, files: Any, ignored: Any) -> dict[str, Any]:
         raise audit.CannotAskError("no network")
 
     monkeypatch.setenv("AUDIT", wish)
+    monkeypatch.setattr(audit, "_tool", lambda: Path("pip-audit"))
     monkeypatch.setattr(audit, "_ask", no_list)
     monkeypatch.setattr(audit, "contradictions", lambda told: [])
     assert audit.main() == status
@@ -53,10 +54,11 @@ def test_without_a_network(
 def test_the_first_list_that_knows_us_is_asked_about_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[list[str], int]] = []
 
-    def ask(flags: list[str], files: list[Path], ignored: list[str]) -> dict[str, Any]:
+    def ask(tool: Any, flags: list[str], files: list[Path], ignored: list[str]) -> dict[str, Any]:
         asked.append((flags, len(files)))
         return {"dependencies": [UNKNOWN] if "pypi" in flags else [FLAWED] * len(files)}
 
+    monkeypatch.setattr(audit, "_tool", lambda: Path("pip-audit"))
     monkeypatch.setattr(audit, "_ask", ask)
     monkeypatch.setenv("OSV_URL", "http://near.by/v1/query")
     findings, summary = audit.audit([])
