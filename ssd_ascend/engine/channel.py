@@ -42,17 +42,17 @@ class EngineChannel:
         self._outgoing += frame(report)
         self._flush()
 
-    def commands(self, *, wait: bool, most_s: float | None = None) -> list[Command]:
-        """The commands that have come; with `wait`, sleeps until there is one, or `most_s` are over. Raises
-        ChannelClosedError at the end."""
+    def commands(self, *, most_s: float | None) -> list[Command]:
+        """The commands that have come; sleeps until there is one, or `most_s` are over: 0 only looks, None waits.
+        Raises ChannelClosedError at the end."""
         while True:
-            for _, events in self._selector.select(timeout=most_s if wait else 0):
+            for _, events in self._selector.select(timeout=most_s):
                 if events & selectors.EVENT_WRITE:
                     self._flush()
                 if events & selectors.EVENT_READ:
                     self._fill()
             found = self._complete()
-            if found or not wait or most_s is not None:
+            if found or most_s is not None:
                 return found
 
     def drain(self, timeout_s: float) -> None:

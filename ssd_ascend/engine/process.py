@@ -68,7 +68,7 @@ Build = Callable[[EngineConfig, Report], StepEngine]
 def serve(channel: EngineChannel, build: Build) -> int:
     """Build the engine that the first command asks for and step it until told to stop. Returns the exit status."""
     try:
-        (start, *rest) = channel.commands(wait=True)
+        (start, *rest) = channel.commands(most_s=None)
         assert isinstance(start, Start), "the front end did not start with Start"
         engine = build(start.config, lambda done, total: channel.send(Progress("loading", done, total)))
         try:
@@ -103,7 +103,7 @@ class _Loop:
             if not self._engine.has_work:
                 self._report_stats(only_news=not commands)
             # a worker may be lost, and be back, while nobody asks for anything
-            commands = self._channel.commands(wait=not self._engine.has_work, most_s=_STATS_EVERY_S)
+            commands = self._channel.commands(most_s=0.0 if self._engine.has_work else _STATS_EVERY_S)
             for command in commands:
                 self._obey(command)
             if self._engine.has_work and not self._stopping:

@@ -84,7 +84,7 @@ class RunAhead:
         assert output.greedy is not None
         tokens = output.greedy[:, 0].clamp(min=0)  # -1: no finite logits, and the row ends
         if len(going) < len(plan.decoding):
-            tokens = tokens.index_select(0, on_device(going, tokens.device))
+            tokens = tokens.index_select(0, _on_device(going, tokens.device))
         rows = [Row((0,), seq.num_tokens, seq.block_table, 1) for seq in seqs]
         batch = build_batch(
             Mode.DECODE, rows, block_size=size, device=self._runner.device, input_ids=tokens, staging=graphs
@@ -104,11 +104,11 @@ def only(output: ModelOutput, rows: list[int]) -> ModelOutput:
     """These rows of an output."""
     if rows == list(range(output.logits.shape[0])):
         return output
-    index = on_device(rows, output.logits.device)
+    index = _on_device(rows, output.logits.device)
     greedy = None if output.greedy is None else output.greedy.index_select(0, index)
     return ModelOutput(logits=output.logits.index_select(0, index), greedy=greedy)
 
 
-def on_device(rows: list[int], device: torch.device) -> torch.Tensor:
+def _on_device(rows: list[int], device: torch.device) -> torch.Tensor:
     """Row numbers, queued for the device."""
     return to_device(torch.tensor(rows, dtype=torch.int64), device)

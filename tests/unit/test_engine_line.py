@@ -75,10 +75,10 @@ def test_commands_cut_anywhere(ends: tuple[EngineChannel, socket.socket]) -> Non
     found: list[m.Command] = []
     for byte in data:
         front.sendall(bytes([byte]))
-        found += channel.commands(wait=False)
+        found += channel.commands(most_s=0.0)
     assert found == COMMANDS
     front.sendall(data)
-    assert channel.commands(wait=True) == COMMANDS
+    assert channel.commands(most_s=None) == COMMANDS
 
 
 def test_a_reader_that_lags_stops_nobody_and_loses_nothing(ends: tuple[EngineChannel, socket.socket]) -> None:
@@ -88,7 +88,7 @@ def test_a_reader_that_lags_stops_nobody_and_loses_nothing(ends: tuple[EngineCha
         channel.send(report)
     data, found = b"", []
     while len(found) < len(sent):
-        channel.commands(wait=False)  # what was kept leaves as the reader makes room
+        channel.commands(most_s=0.0)  # what was kept leaves as the reader makes room
         data += front.recv(1 << 16)
         while len(data) >= m.HEADER.size and len(data) >= (size := m.HEADER.unpack_from(data)[0] + m.HEADER.size):
             found.append(m.parse_report(data[m.HEADER.size : size]))
@@ -100,6 +100,6 @@ def test_the_end_of_the_front_end_is_noticed(ends: tuple[EngineChannel, socket.s
     channel, front = ends
     front.close()
     with pytest.raises(ChannelClosedError):
-        channel.commands(wait=True)
+        channel.commands(most_s=None)
     with pytest.raises(ChannelClosedError):
         channel.send(m.Progress("loading"))

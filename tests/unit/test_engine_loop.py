@@ -16,9 +16,8 @@ class Line:
         self._script = list(script)
         self.sent: list[Any] = []
 
-    def commands(self, *, wait: bool, most_s: float | None = None) -> list[Command]:
-        assert wait
-        assert most_s is not None, "nobody would look after the worker"
+    def commands(self, *, most_s: float | None) -> list[Command]:
+        assert most_s, "nobody would look after the worker"
         return self._script.pop(0)
 
     def send(self, message: Any) -> None:
