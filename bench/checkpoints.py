@@ -7,11 +7,12 @@ its header but a hole for its data, which takes no space. Where `hooked` is in e
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,15 @@ def _lay_out(folder: Path, data: dict[str, Any], shapes: Shapes, recipe: dict[st
     return folder
 
 
+def lay_out_draft(
+    folder: Path, target: Path, data: dict[str, Any] | None, *, device_type: str, agreement: Agreement, noise: float
+) -> Path:
+    """A draft for the target laid out there: a model of this shape, or, with None, an EAGLE-3 head."""
+    if data is None:
+        return lay_out_head(folder, target, agreement=agreement, noise=noise)
+    return lay_out_model(folder, data, device_type=device_type, seed=2, noise=noise, agreement=agreement)
+
+
 def hooked(folder: Path) -> dict[str, str]:
     """The environment in which every Python process we start reads laid-out checkpoints: ranks and workers, too.
 
@@ -96,6 +106,20 @@ def hooked(folder: Path) -> dict[str, str]:
     inherited = os.environ.get("PYTHONPATH", "")
     paths = [str(folder), str(_REPOSITORY), *filter(None, inherited.split(os.pathsep))]
     return dict(os.environ) | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+@contextlib.contextmanager
+def environment(values: dict[str, str]) -> Iterator[None]:
+    """What `hooked` gave, for the worker processes and ranks that are started meanwhile."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = values["PYTHONPATH"]
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def install() -> None:

@@ -6,8 +6,6 @@ a token is a near-tie. How many, and how near, is told beside the verdict. Every
 
 from __future__ import annotations
 
-import gc
-import os
 import random
 import tempfile
 import time
@@ -16,12 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bench.agreement import CORE, Agreement, successor
 from bench.cases import Case
-from bench.checkpoints import hooked, install, lay_out_head, lay_out_model
-from bench.modes import Mode, OwnEngine, fit_cache
+from bench.checkpoints import environment, hooked, install, lay_out_draft, lay_out_model
+from bench.equality import differences, put_equality
+from bench.modes import Mode, OwnEngine, fit_cache, forget_engine
 from bench.samples import Sample
 from bench.shapes import shape
 from ssd_ascend.config.engine import EngineConfig
@@ -29,6 +26,7 @@ from ssd_ascend.config.speculation import SpeculationConfig
 from ssd_ascend.core.request import EngineRequest
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.errors import SsdError
+from ssd_ascend.flags import DRAFTERS
 
 DRAFTS = {"llama-3.1-8b": "llama-3.2-1b", "qwen3-32b": "qwen3-0.6b", "qwen3-8b": "qwen3-0.6b", "tiny": "tiny-draft"}
 """The shape of the draft model for each target."""
@@ -51,16 +49,15 @@ class Wish:
     prompts: int
     tokens: int
     prompt_len: int = 128
-    drafters: Sequence[str] = ("eagle3", "model", "ngram")
+    drafters: Sequence[str] = DRAFTERS
     layers: int | None = None
 
 
 def compare(wish: Wish) -> Iterator[Row]:
     """A row for plain decoding of each text, and one for `sd` and `ssd` with each drafter."""
-    with tempfile.TemporaryDirectory() as name:
+    install()
+    with tempfile.TemporaryDirectory() as name, environment(hooked(Path(name) / "hook")):
         folder = Path(name)
-        os.environ |= hooked(folder / "hook")  # for processes that are started; this one is told directly
-        install()
         for drafters in (["eagle3", "model"], ["ngram"]):
             wanted = [drafter for drafter in drafters if drafter in wish.drafters]
             if wanted:
@@ -100,15 +97,12 @@ def _texts(wish: Wish, vocab: int, core: int, *, walk: bool) -> list[tuple[int, 
 
 
 def _lay_out_draft(wish: Wish, folder: Path, target: Path, drafter: str, core: int) -> str | None:
+    if drafter == "ngram":
+        return None
+    data = None if drafter == "eagle3" else shape(DRAFTS[wish.shape])
     agreement = replace(_AGREEMENT, core=core)
-    if drafter == "eagle3":
-        return str(lay_out_head(folder / "head", target, agreement=agreement, noise=0.1))
-    if drafter == "model":
-        data = shape(DRAFTS[wish.shape])
-        return str(
-            lay_out_model(folder / "draft", data, device_type=wish.device, seed=2, noise=0.1, agreement=agreement)
-        )
-    return None
+    place = folder / ("head" if data is None else "draft")
+    return str(lay_out_draft(place, target, data, device_type=wish.device, agreement=agreement, noise=0.1))
 
 
 def _mode(wish: Wish, target: Path, speculation: SpeculationConfig, name: str) -> Mode:
@@ -119,17 +113,17 @@ def _mode(wish: Wish, target: Path, speculation: SpeculationConfig, name: str) -
     return Mode(name, fit_cache(config, batch=wish.prompts, tokens=longest))
 
 
-def _plain(mode: Mode, cases: Sequence[Case], wish: Wish) -> tuple[list[list[int]], Row]:
+def _plain(mode: Mode, cases: Sequence[Case], wish: Wish) -> tuple[Sample, Row]:
     """The answers; the same again, asked with log-probabilities, which goes another way and says how near ties were."""
     began = time.perf_counter()
     with OwnEngine(mode) as engine:
         sample = engine.run(cases, _sampling(wish))
         again, gaps = _with_gaps(engine, cases, wish)
-    _forget()
+    forget_engine()
     distinct = len({token for answer in sample.outputs for token in answer})
     if distinct < 4:
         raise SsdError(f"the answers consist of {distinct} tokens: these are no proper weights")
-    return sample.outputs, _row(mode, sample, began) | {
+    return sample, _row(mode, sample, began) | {
         "answers": len(cases),
         "same_answers": sum(map(list.__eq__, sample.outputs, again)),
         "distinct_tokens": distinct,
@@ -154,22 +148,17 @@ def _with_gaps(engine: OwnEngine, cases: Sequence[Case], wish: Wish) -> tuple[li
     return answers, gaps
 
 
-def _speculating(mode: Mode, cases: Sequence[Case], wish: Wish, plain: list[list[int]]) -> Row:
+def _speculating(mode: Mode, cases: Sequence[Case], wish: Wish, plain: Sample) -> Row:
     began = time.perf_counter()
     with OwnEngine(mode) as engine:
         sample = engine.run(cases, _sampling(wish))
         sick = engine.engine.health()
-    _forget()
+    forget_engine()
     if sick is not None:
         raise SsdError(f"{mode.name}: {sick}")
-    pairs = list(zip(plain, sample.outputs, strict=True))
-    parted = [next(i for i, both in enumerate(zip(*pair, strict=True)) if both[0] != both[1])
-              for pair in pairs if pair[0] != pair[1]]  # fmt: skip
-    return _row(mode, sample, began) | {
-        "answers": len(cases),
-        "same_answers": len(pairs) - len(parted),
-        **({"first_difference_at": min(parted)} if parted else {}),
-    }
+    row = _row(mode, sample, began)
+    put_equality(row, len(cases), differences([cases], [plain], [sample]), None)
+    return row
 
 
 def _row(mode: Mode, sample: Sample, began: float) -> Row:
@@ -189,10 +178,3 @@ def _row(mode: Mode, sample: Sample, began: float) -> Row:
 
 def _sampling(wish: Wish) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=wish.tokens, ignore_eos=True, seed=0, reproducible=False)
-
-
-def _forget() -> None:
-    """Give the memory of an engine back before the next one asks for it."""
-    gc.collect()
-    if torch.accelerator.is_available():
-        torch.accelerator.empty_cache()

@@ -31,12 +31,12 @@ from ssd_ascend.backends.base import Backend
 from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.config.model import ModelConfig
 from ssd_ascend.core.batch import Mode
+from ssd_ascend.flags import DRAFTERS
 from ssd_ascend.runtime.inputs import Row, build_batch
 from ssd_ascend.runtime.load import CacheSize
 from ssd_ascend.runtime.model_runner import ModelRunner
 
 Result = dict[str, Any]
-_DRAFTERS = ("eagle3", "model", "ngram")
 
 
 class Bench:
@@ -255,17 +255,14 @@ def main() -> None:
     parser.add_argument(
         "--exact", type=int, metavar="N", help="compare N answers of --steps tokens, and measure nothing"
     )
-    parser.add_argument(
-        "--drafters", nargs="+", choices=["eagle3", "model", "ngram"], default=["eagle3", "model", "ngram"]
-    )
+    parser.add_argument("--drafters", nargs="+", choices=DRAFTERS, default=DRAFTERS)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     result = exact(arguments) if arguments.exact else measure(arguments)
-    text = json.dumps(result, indent=1)
     if arguments.out:
-        arguments.out.write_text(text + "\n")
+        report.write_json(arguments.out, result)
     else:
-        print(text)
+        print(json.dumps(result, indent=1))
     if any(row.get("same_answers") != row.get("answers") for row in result["rows"]):
         sys.exit(1)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
+
+import torch
 
 from bench.cases import Case
 from bench.samples import Answer, Drafting, Sample, Step
@@ -208,3 +211,10 @@ def _difference(before: SpeculationStats, after: SpeculationStats) -> Drafting:
         wasted=after.wasted - before.wasted,
         cache_bytes=after.cache_bytes,
     )
+
+
+def forget_engine() -> None:
+    """Give the memory of an engine that is closed back before the next one asks for it."""
+    gc.collect()
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()

@@ -7,7 +7,6 @@ happens to a pair costs no other's numbers: `python -m bench.pairs JOBS.json`.
 from __future__ import annotations
 
 import dataclasses
-import gc
 import json
 import random
 import sys
@@ -18,12 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bench.agreement import CORE, Agreement
 from bench.cases import Case
-from bench.checkpoints import lay_out_head, lay_out_model
-from bench.modes import Mode, OwnEngine, fit_cache
+from bench.checkpoints import lay_out_draft, lay_out_model
+from bench.modes import Mode, OwnEngine, fit_cache, forget_engine
 from bench.rounds import put_round
 from bench.samples import Sample
 from bench.shapes import shape
@@ -35,6 +32,7 @@ from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.errors import SsdError, unknown_name
 
 _WARM_UP_TOKENS = 24
+OUT_OF_TIME = "out of time"
 _FEWEST_WAVES, _SEQUENCES = 3, 4
 """Runs per batch size, each of other prompts: so few, or so many that as many sequences were served: one sequence
 alone is lucky or unlucky."""
@@ -118,11 +116,8 @@ def lay_out(pair: Pair, settings: Settings) -> tuple[Path, Path]:
     if not target.exists():
         lay_out_model(target, shape(pair.target), device_type=kind, seed=1, noise=settings.noise, core=pair.core)
     if not draft.exists():
-        if pair.draft is None:
-            lay_out_head(draft, target, agreement=agreement, noise=settings.noise)
-        else:
-            data = shape(pair.draft)
-            lay_out_model(draft, data, device_type=kind, seed=2, noise=settings.noise, agreement=agreement)
+        data = None if pair.draft is None else shape(pair.draft)
+        lay_out_draft(draft, target, data, device_type=kind, agreement=agreement, noise=settings.noise)
     return target, draft
 
 
@@ -207,18 +202,20 @@ def run_jobs(jobs: Sequence[Job], settings: Settings, rows: Path, deadline: floa
     """All jobs in turn; every row is in the file as soon as it is known. A job that fails leaves its reason."""
     for job in jobs:
         if time.time() > deadline:
-            append(rows, {"pair": job.pair, "mode": job.name, "tp": job.tp, "skipped": "out of time"})
+            skip(rows, job, OUT_OF_TIME)
             continue
         try:
             for row in run_job(job, settings):
                 append(rows, row)
         except Exception as error:  # noqa: BLE001  whatever it was, the next job may do better
             traceback.print_exc()
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            append(rows, {"pair": job.pair, "mode": job.name, "tp": job.tp, "skipped": reason})
-        gc.collect()
-        if torch.accelerator.is_available():
-            torch.accelerator.empty_cache()
+            skip(rows, job, f"{type(error).__name__}: {error}".splitlines()[0])
+        forget_engine()
+
+
+def skip(rows: Path, job: Job, reason: str) -> None:
+    """Say why there is no row of a job."""
+    append(rows, {"pair": job.pair, "mode": job.name, "tp": job.tp, "skipped": reason})
 
 
 def append(file: Path, row: Mapping[str, Any]) -> None:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bench.agreement import CORE, Agreement
-from bench.checkpoints import hooked, install, lay_out_head, lay_out_model
+from bench.checkpoints import environment, hooked, install, lay_out_draft, lay_out_model
 from bench.shapes import eagle3_shape
 from ssd_ascend import catalogue
 from ssd_ascend.backends.registry import load_backend
@@ -38,7 +37,7 @@ def stand_ins(args: argparse.Namespace) -> Iterator[str]:
     usual = {"accepted": expected.acceptance.value if expected else ACCEPTED, "foreseen": FORESEEN}
     shares = {key: given.get(key, default) for key, default in usual.items()}
     install()
-    with tempfile.TemporaryDirectory() as folder, _environment(hooked(Path(folder) / "hook")):
+    with tempfile.TemporaryDirectory() as folder, environment(hooked(Path(folder) / "hook")):
         drafts = _lay_out(given, name, Path(folder), shares)
         given["random"] = True  # there is no tokenizer, and nothing to read in the answers
         yield _NOTICE.format(**shares) if drafts else _PLAIN_NOTICE
@@ -61,12 +60,11 @@ def _lay_out(given: dict[str, Any], name: str, folder: Path, shares: dict[str, f
     for key in ("drafter", "lookahead", "fan_out"):  # a folder brings none of the preset's settings along
         given.setdefault(key, getattr(preset.speculation, key))
     draft = folder / "draft"
-    if given["drafter"] == "eagle3":
-        given["draft"] = str(lay_out_head(draft, target, agreement=agreement, noise=_NOISE))
-    elif given["drafter"] == "model":
-        own = _config(preset.draft)
-        given["draft"] = str(lay_out_model(draft, own, device_type=kind, seed=2, noise=_NOISE, agreement=agreement))
-    return given["drafter"] in ("eagle3", "model")
+    if given["drafter"] not in ("eagle3", "model"):
+        return False
+    own = None if given["drafter"] == "eagle3" else _config(preset.draft)
+    given["draft"] = str(lay_out_draft(draft, target, own, device_type=kind, agreement=agreement, noise=_NOISE))
+    return True
 
 
 def _config(model: ModelPreset) -> dict[str, Any]:
@@ -94,17 +92,3 @@ def _config(model: ModelPreset) -> dict[str, Any]:
         "torch_dtype": "bfloat16",
         "eos_token_id": 2,
     }
-
-
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """For the worker processes and ranks that are started meanwhile."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = values["PYTHONPATH"]
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before

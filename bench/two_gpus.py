@@ -24,7 +24,7 @@ from bench import report
 from bench.checkpoints import hooked
 from bench.links import round_trips
 from bench.pair_report import compared, tables
-from bench.pairs import Job, Settings, append, find_pair, to_json
+from bench.pairs import OUT_OF_TIME, Job, Settings, append, find_pair, skip, to_json
 from bench.shapes import shape
 from bench.sums import sums
 from ssd_ascend.backends.base import MeetingBackend, SharingBackend
@@ -194,7 +194,7 @@ def _run(plan: Path, jobs: Sequence[Job], environment: dict[str, str], rows: Pat
     """One process; ended when it outlives the deadline, which leaves its rows so far."""
     if time.time() > deadline:
         for job in jobs:
-            append(rows, {"pair": job.pair, "mode": job.name, "tp": job.tp, "skipped": "out of time"})
+            skip(rows, job, OUT_OF_TIME)
         return
     child = subprocess.Popen([sys.executable, "-m", "bench.pairs", str(plan)], env=environment, stdout=sys.stderr)
     size = -1
