@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from ssd_ascend.backends.base import Backend, Finding
+from ssd_ascend.errors import first_line
 from ssd_ascend.parity.comparing import operator_error
 from ssd_ascend.parity.ops import Bench, Tensors, cases
 
@@ -33,7 +34,7 @@ def examine(backend: Backend, reference: Backend, device: torch.device) -> Itera
         try:
             found, expected = run(asked), run(host)
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-            yield Finding(name, "failed", str(error).splitlines()[0], remedy)
+            yield Finding(name, "failed", first_line(error), remedy)
             continue
         yield _judged(name, found, expected, dtype, remedy)
 

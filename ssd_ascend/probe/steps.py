@@ -15,6 +15,7 @@ import torch
 from ssd_ascend.backends.base import Backend, Finding
 from ssd_ascend.core.batch import Mode
 from ssd_ascend.distributed.collectives import SingleRank
+from ssd_ascend.errors import first_line
 from ssd_ascend.parity.checkpoints import LAYERS, write_checkpoints
 from ssd_ascend.parity.numbers import integers
 from ssd_ascend.probe.rates import timed
@@ -32,7 +33,7 @@ def examine(backend: Backend, device: torch.device) -> Iterator[Finding]:
         with tempfile.TemporaryDirectory(prefix="ssd-probe-") as scratch, torch.inference_mode():
             yield from _examine(backend, device, _load(backend, device, Path(scratch)))
     except (RuntimeError, ValueError) as error:
-        yield Finding("captured steps", "failed", str(error).splitlines()[0], _OFF)
+        yield Finding("captured steps", "failed", first_line(error), _OFF)
 
 
 def _load(backend: Backend, device: torch.device, scratch: Path) -> ModelRunner:

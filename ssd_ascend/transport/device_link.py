@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from torch import distributed
 
-from ssd_ascend.errors import TransportError
+from ssd_ascend.errors import TransportError, first_line
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.device import DevicePeer
 from ssd_ascend.transport.p2p import P2PTransport
@@ -66,7 +66,7 @@ def connect(host: str, port: int, generation: int, fd: int, entry: str, device: 
     try:
         store = distributed.TCPStore(host, port, 2, False, timedelta(seconds=timeout_s), wait_for_workers=False)
     except RuntimeError as error:
-        raise TransportError(f"cannot reach the store at {host}:{port}: {str(error).splitlines()[0]}") from error
+        raise TransportError(f"cannot reach the store at {host}:{port}: {first_line(error)}") from error
     room = _room(store, generation)
     room.set(_HERE, "1")
     return _line(entry, room, 1, device, socket.socket(fileno=fd), timeout_s)

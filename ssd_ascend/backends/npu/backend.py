@@ -18,7 +18,7 @@ from ssd_ascend import env
 from ssd_ascend.backends.base import AttentionBackend, AttentionSpec, Capabilities, Finding, GraphCapture, Memory, Ops
 from ssd_ascend.backends.npu import emulator, environment
 from ssd_ascend.backends.npu.soc import Soc, find_soc
-from ssd_ascend.errors import ConfigError, TransportError
+from ssd_ascend.errors import ConfigError, TransportError, first_line
 from ssd_ascend.transport.device import Exchange
 
 _VERDICT_BYTES = 1 << 16
@@ -158,7 +158,7 @@ def _start() -> tuple[Any, Soc]:
         import torch_npu
     except Exception as error:  # torch_npu reports what it misses as just that
         raise ConfigError(
-            f"torch_npu does not load, so the CANN toolkit is missing or not set up ({str(error).splitlines()[0]})",
+            f"torch_npu does not load, so the CANN toolkit is missing or not set up ({first_line(error)})",
             remedy=f"source set_env.sh of the Ascend toolkit, see docs/npu.md; without an NPU {_EMULATE}",
         ) from error
     if torch_npu.npu.device_count() == 0:
@@ -178,4 +178,4 @@ def meet(store: Any, rank: int, index: int, timeout_s: float) -> Exchange:
     try:
         return HcclExchange(store, rank, device, timeout_s)
     except RuntimeError as error:
-        raise TransportError(f"no HCCL line to rank {1 - rank}: {str(error).splitlines()[0]}") from error
+        raise TransportError(f"no HCCL line to rank {1 - rank}: {first_line(error)}") from error

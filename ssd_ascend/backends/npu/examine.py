@@ -23,6 +23,7 @@ from ssd_ascend.backends.npu import emulator
 from ssd_ascend.backends.npu.attention import BLOCK_SIZE, NpuAttention
 from ssd_ascend.backends.npu.forms import FORMS
 from ssd_ascend.core.attention import AttentionMetadata
+from ssd_ascend.errors import first_line
 
 _TIMEOUT_S = 300
 _CALLS = 32
@@ -74,7 +75,7 @@ def _updates(device: torch.device, graphs: GraphCapture, attention: NpuAttention
             torch_npu.npu.synchronize(device)
             whole.append(time.perf_counter() - began)
     except RuntimeError as error:
-        yield Finding("updates of a graph", "failed", str(error).splitlines()[0], "serve with --no-graphs")
+        yield Finding("updates of a graph", "failed", first_line(error), "serve with --no-graphs")
         return
     each = sorted(host)[5] / _CALLS * 1e6
     yield Finding("update of one attention call", "measured", f"{each:.0f} us of the host ({_CALLS} in a graph)")

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 import torch_npu
 
+from ssd_ascend.errors import first_line
+
 _BLOCK = 128
 _HEADS, _KV_HEADS = 8, 2
 _TOLERANCE = 2e-2
@@ -157,7 +159,7 @@ def _outcome(form: Form, device: torch.device) -> tuple[str, str]:
         found, expected = form.ask(device)
         actual = found.float().cpu()
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-        text = next((line for line in str(error).splitlines() if "emulated NPU" in line), str(error).splitlines()[0])
+        text = next((line for line in str(error).splitlines() if "emulated NPU" in line), first_line(error))
         return "refused", text.strip()
     error_: Any = (actual - expected).abs().max() / expected.abs().max()
     return ("right" if float(error_) <= _TOLERANCE else "wrong"), f"error {float(error_):.2g}"

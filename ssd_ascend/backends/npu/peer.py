@@ -16,7 +16,7 @@ import torch_npu
 from torch import distributed
 from torch_npu._C._distributed_c10d import ProcessGroupHCCL
 
-from ssd_ascend.errors import TransportError
+from ssd_ascend.errors import TransportError, first_line
 
 _BUFFER_MB: Final = 20
 _POLL_S: Final = 2e-5
@@ -62,7 +62,7 @@ class HcclExchange:
                     raise TransportError(f"the other side did not take part in a {verb} within {timeout_s:g} s")
                 time.sleep(_POLL_S)
         except RuntimeError as error:
-            raise TransportError(f"HCCL {verb}: {str(error).splitlines()[0]}") from error
+            raise TransportError(f"HCCL {verb}: {first_line(error)}") from error
 
 
 def _group(store: distributed.Store, rank: int, timeout_s: float) -> Any:
