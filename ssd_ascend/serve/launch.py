@@ -28,7 +28,7 @@ from ssd_ascend.serve.routing import Replica
 
 _OURS = (
     *("--topology", "--preset", "--replicas", "--batch", "--context", "--speculators-per-replica", "--ray"),
-    *("--host", "--port", "--tp", "--speculator"),
+    *("--host", "--port", "--tp", "--speculator", "--admin-host", "--admin-port"),
 )
 """Flags that are for the launcher alone."""
 _SWITCHES = ("--ray-serve",)
