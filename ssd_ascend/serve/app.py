@@ -22,6 +22,7 @@ from ssd_ascend.serve.chat import chat_completions
 from ssd_ascend.serve.completions import completions
 from ssd_ascend.serve.encoding import json_response
 from ssd_ascend.serve.errors import ApiError, install_error_handlers
+from ssd_ascend.serve.head import HeadAsGet
 from ssd_ascend.serve.page import page_routes
 from ssd_ascend.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from ssd_ascend.serve.responses.endpoint import responses
@@ -54,6 +55,7 @@ def create_app(state: ServerState, traces: TracerProvider | None = None) -> Fast
     app.include_router(_open_routes(state))
     if state.config.has_page:
         app.include_router(page_routes())
+    app.add_middleware(HeadAsGet)  # the innermost: who is added later sees a request before
     if state.config.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=state.config.cors_origins, **_CORS)
     known = frozenset({*POSTS, "/", "/v1/models", "/health", "/metrics"})
@@ -180,7 +182,7 @@ def key_check(keys: Sequence[str]) -> Callable[[Request], str | None]:
 
 
 _CORS: dict[str, Any] = {
-    "allow_methods": ["GET", "POST"],
+    "allow_methods": ["GET", "HEAD", "POST"],
     "allow_headers": ["authorization", "content-type", "x-request-id"],
     "expose_headers": ["x-request-id"],
 }

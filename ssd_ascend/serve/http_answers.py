@@ -24,6 +24,11 @@ def answer(status: int, body: bytes, content_type: str) -> bytes:
     return head.encode() + body
 
 
+def head_of(whole: bytes) -> bytes:
+    """The head of such an answer, for who asked by HEAD."""
+    return whole[: whole.index(b"\r\n\r\n") + 4]
+
+
 def error(status: int, message: str) -> bytes:
     """An error as such an answer."""
     return answer(status, error_body(status, message), "application/json")

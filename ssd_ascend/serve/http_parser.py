@@ -60,7 +60,7 @@ class StrictParser:
                 data = self._head_without_offer() + data[offer.args[0] :]
                 self._parser = httptools.HttpRequestParser(self)
             except httptools.HttpParserError as error:
-                raise _reason_of(error) from error
+                raise self._reason_of(error) from error
         if self._idle_bytes > MAX_HEAD_BYTES:
             raise BadRequestError(431, f"the head of the request, or of a chunk, is over {MAX_HEAD_BYTES} bytes")
 
@@ -115,6 +115,17 @@ class StrictParser:
         if not self._parser.should_upgrade():
             self._receiver.on_message_complete()
 
+    def _reason_of(self, error: httptools.HttpParserError) -> BadRequestError:
+        """Why httptools would not go on: a rule of ours, or one of its own. What is neither is a fault, and raised."""
+        cause = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else error
+        if isinstance(cause, BadRequestError):
+            return cause
+        if isinstance(cause, httptools.HttpParserError):
+            if self.get_method() == b"PRI":  # how a client of HTTP/2 begins that has not asked whether we speak it
+                return _other_version(self.get_http_version())
+            return BadRequestError(400, f"this is no HTTP/1.1 request: {cause}")
+        raise cause or error
+
     def _head_without_offer(self) -> bytes:
         line = b"%b %b HTTP/%b" % (self.get_method(), self._target, self.get_http_version().encode())
         kept = [b"%b: %b" % header for header in self._headers if header[0].lower() != b"upgrade"]
@@ -128,7 +139,7 @@ def _check_head(method: bytes, version: str, target: bytes, headers: Headers) ->
     if len(target) + sum(len(name) + len(value) + 4 for name, value in headers) > MAX_HEAD_BYTES:
         raise BadRequestError(431, f"the head of the request is over {MAX_HEAD_BYTES} bytes")
     if version not in ("1.0", "1.1"):
-        raise BadRequestError(505, f"this is HTTP/{version}, and should be HTTP/1.1")
+        raise _other_version(version)
     if method == b"CONNECT":
         raise BadRequestError(501, "this server connects to nobody")
     if not target.startswith((b"/", b"*")) and httptools.parse_url(target).path is None:
@@ -143,11 +154,5 @@ def _check_head(method: bytes, version: str, target: bytes, headers: Headers) ->
         raise BadRequestError(501, "the only Transfer-Encoding understood here is chunked")
 
 
-def _reason_of(error: httptools.HttpParserError) -> BadRequestError:
-    """Why httptools would not go on: a rule of ours, or one of its own. What is neither is a fault, and raised."""
-    cause = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else error
-    if isinstance(cause, BadRequestError):
-        return cause
-    if isinstance(cause, httptools.HttpParserError):
-        return BadRequestError(400, f"this is no HTTP/1.1 request: {cause}")
-    raise cause or error
+def _other_version(version: str) -> BadRequestError:
+    return BadRequestError(505, f"this is HTTP/{version}, and HTTP/1.1 is spoken here")

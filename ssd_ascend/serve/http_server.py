@@ -73,6 +73,30 @@ class HttpServer(uvicorn.Server):
         yield
 
 
+class _OldClient:
+    """An app for a client of HTTP/1.0, which knows no chunks: an answer of unknown length ends with the connection."""
+
+    def __init__(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._cycle = cycle
+        self._app = app
+        cycle.waiting_for_100_continue = False  # which such a client would take for its answer
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        is_open = False
+
+        async def unchunked(message: Any) -> None:
+            nonlocal is_open
+            if message["type"] == "http.response.start":
+                is_open = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+                if is_open:
+                    self._cycle.chunked_encoding = False  # left undecided, it would become chunks
+            elif is_open:
+                self._cycle.expected_content_length += len(message.get("body", b""))  # as if this much had been said
+            await send(message)
+
+        await self._app(scope, receive, unchunked)
+
+
 class _Connection(HttpToolsProtocol):
     """uvicorn's connection with our parser, a clock on the head of a request, and one on an answer that is not read."""
 
@@ -143,7 +167,7 @@ class _Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, _OldClient(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -29,11 +29,13 @@ class Request:
     path: str
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
+    version: str = "1.1"
+    """Of the client's HTTP: a replica answers one of 1.0 as such a client can read it."""
 
     def onward(self, client: str) -> bytes:
         """The request as we send it to a replica."""
         kept = [(name, value) for name, value in self.headers if name not in _NOT_PASSED_ON]
-        lines = [f"{self.method} {self.path} HTTP/1.1".encode("latin-1")]
+        lines = [f"{self.method} {self.path} HTTP/{self.version}".encode("latin-1")]
         lines += [name + b": " + value for name, value in kept]
         lines += [b"Connection: close", b"X-Forwarded-For: " + client.encode("latin-1", "replace")]
         lines += [b"Content-Length: %d" % len(self.body)]
@@ -64,7 +66,8 @@ class _Incoming:
     def on_headers_complete(self) -> None:
         headers = dict(self._headers)
         self._check_size(int(headers.get(b"content-length", 0)))
-        if headers.get(b"expect", b"").lower() == b"100-continue":
+        asks = headers.get(b"expect", b"").lower() == b"100-continue"
+        if asks and self.parser.get_http_version() != "1.0":  # where that would be taken for the answer
             self._say(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
@@ -73,7 +76,8 @@ class _Incoming:
 
     def on_message_complete(self) -> None:
         method, path = self.parser.get_method().decode("latin-1"), self._url.decode("latin-1")
-        self.request = Request(method, path, tuple(self._headers), bytes(self._body))
+        version = self.parser.get_http_version()
+        self.request = Request(method, path, tuple(self._headers), bytes(self._body), version)
 
     def _check_size(self, size: int) -> None:
         if size > MAX_BODY_BYTES:

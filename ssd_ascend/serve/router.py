@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ssd_ascend.log import get_logger
-from ssd_ascend.serve.http_answers import answer, error
+from ssd_ascend.serve.http_answers import answer, error, head_of
 from ssd_ascend.serve.http_parser import MAX_HEAD_BYTES, BadRequestError
 from ssd_ascend.serve.http_wire import Request, read_request
 from ssd_ascend.serve.routing import Replica, block_names, choose
@@ -126,13 +126,14 @@ class Router:
         if own is None:
             await self._pass_on(request, sink)
         else:
-            sink.write(own)
-            await sink.drain()
+            await _say(request, own, sink)
 
     def _own(self, request: Request) -> bytes | None:
         """What the router answers itself."""
         path = request.path.partition("?")[0]
-        if request.method == "GET" and path == "/health":
+        if request.method not in ("GET", "HEAD"):
+            return None
+        if path == "/health":
             ready = sum(replica.is_ready for replica in self.replicas)
             status = "starting" if not ready else "ready" if ready == len(self.replicas) else "degraded"
             body = {
@@ -143,7 +144,7 @@ class Router:
                 ],
             }
             return answer(200 if ready else 503, json.dumps(body).encode(), "application/json")
-        if request.method == "GET" and path == "/metrics":
+        if path == "/metrics":
             return answer(200, self._metrics().encode(), "text/plain; version=0.0.4; charset=utf-8")
         return None
 
@@ -162,8 +163,7 @@ class Router:
             finally:
                 replica.in_flight -= 1
             log.info("%s passed a request on to another replica", replica.name)
-        writer.write(error(503, "no replica is ready"))
-        await writer.drain()
+        await _say(request, error(503, "no replica is ready"), writer)
 
     def _others_ready(self, tried: Sequence[Replica]) -> bool:
         return any(replica.is_ready and replica not in tried for replica in self.replicas)
@@ -213,6 +213,12 @@ async def _refuse(bad: BadRequestError, reader: asyncio.StreamReader, writer: as
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LINGER_S):
             await _read_to_end(reader)
+
+
+async def _say(request: Request, whole: bytes, sink: Sink) -> None:
+    """An answer of our own, of which HEAD gets the head."""
+    sink.write(head_of(whole) if request.method == "HEAD" else whole)
+    await sink.drain()
 
 
 async def _relay(request: Request, replica: Replica, writer: Sink, *, may_refuse: bool) -> bool:

@@ -59,6 +59,7 @@ REFUSED: dict[str, tuple[bytes, int]] = {
     "a tunnel": (get(line=b"CONNECT y:443 HTTP/1.1"), 501),
     "an older version": (get(line=b"GET /health HTTP/0.9"), 505),
     "a newer version": (get(line=b"GET /health HTTP/2.0"), 505),
+    "HTTP/2 unasked": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
     "a path of 100 KB": (get(line=b"GET /" + b"a" * 100_000 + b" HTTP/1.1"), 414),
     "a header of 100 KB": (get(_HOST + b"X: " + b"a" * 100_000 + b"\r\n"), 431),
     "a thousand headers of 100 B": (get(_HOST + (b"X: " + b"a" * 95 + b"\r\n") * 1000), 431),

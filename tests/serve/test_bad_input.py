@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.serve.fake_engine import MAX_MODEL_LEN
-from tests.serve.live import LiveServer
+from tests.serve.live import PATIENCE_S, LiveServer
 
 HI: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 TEXT: dict[str, Any] = {"prompt": "hi", "max_tokens": 4}
@@ -187,6 +187,16 @@ def test_paths_and_methods(server: LiveServer) -> None:
     assert error_of(server.get("/v2/nothing"), 404)["type"] == "not_found_error"
     error_of(server.get(CHAT), 405)
     error_of(server.post("/v1/chat/completions", b" " * (33 << 20)), 413)
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models", "/v1/models/nobody", "/openapi.json", "/", CHAT])
+def test_head_is_get_without_a_body(server: LiveServer, path: str) -> None:
+    asked, got = (httpx.request(method, server.url + path, timeout=PATIENCE_S) for method in ("HEAD", "GET"))
+    assert (asked.status_code, asked.content) == (got.status_code, b"")
+    own = {"date", "x-request-id"} | ({"content-length"} if path in ("/health", "/metrics", CHAT) else set())  # vary
+    heads = [{name: value for name, value in found.headers.items() if name not in own} for found in (asked, got)]
+    assert heads[0] == heads[1]
+    assert int(asked.headers["content-length"]) > 0
 
 
 def test_tokenize_and_back(server: LiveServer) -> None:

@@ -60,6 +60,16 @@ async def ask(client: httpx.AsyncClient, url: str, text: str, **more: object) ->
     return await client.post(f"{url}/v1/completions", json=body, timeout=PATIENCE_S)
 
 
+async def said_in_http_1_0(url: str, body: dict[str, object]) -> bytes:
+    """All that comes back, head and body."""
+    content, (host, port) = json.dumps(body).encode(), url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n%b" % (len(content), content))
+    said = await reader.read(-1)
+    writer.close()
+    return said
+
+
 async def live(model: Path) -> None:
     async with cluster(model) as (fleet, router, url), httpx.AsyncClient() as client:
         health = (await client.get(f"{url}/health")).json()
@@ -73,6 +83,10 @@ async def live(model: Path) -> None:
         assert stream.text.rstrip().endswith("data: [DONE]")
         assert json.loads(stream.text.split("\n\n")[0].removeprefix("data: "))["object"] == "text_completion"
         await killed(client, url, fleet, router)
+        assert (await client.head(f"{url}/v1/models")).headers["content-length"] != "0"
+        old = await said_in_http_1_0(url, {"prompt": "hi", "max_tokens": 4, "stream": True})
+        assert b"chunked" not in old
+        assert old.endswith(b"data: [DONE]\n\n")
         metrics = (await client.get(f"{url}/metrics")).text
         assert 'ssd_router_ready{replica="replica 0"} 1' in metrics
 

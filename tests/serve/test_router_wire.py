@@ -51,6 +51,13 @@ def test_onward_a_body_has_one_length_and_nothing_of_the_line_before() -> None:
     assert body == b"abc"
 
 
+def test_onward_a_request_of_http_1_0_is_one() -> None:
+    """Its answer is passed on byte for byte, and must be one for such a client."""
+    found = read(post(b"Content-Length: 3\r\nExpect: 100-continue\r\n").replace(b"HTTP/1.1", b"HTTP/1.0"))
+    assert found is not None
+    assert found.onward("x").startswith(b"POST /tokenize HTTP/1.0\r\nhost: x\r\n")
+
+
 def test_what_follows_a_request_is_nobodys() -> None:
     for tail in (get(), b"\r\n", b"\x00garbage"):
         found = read(post(b"Content-Length: 3\r\n") + tail)
@@ -100,8 +107,16 @@ def test_who_pipelines_or_leaves_bytes_behind_has_not_left() -> None:
     assert b'"status": "starting"' in answer_to(get() + b"\r\n" + get())
 
 
+@pytest.mark.parametrize("line", [b"/health", b"/metrics", b"/v1/models"])
+def test_head_gets_the_head_alone(line: bytes) -> None:
+    asked, got = (answer_to(get(line=b"%b %b HTTP/1.1" % (method, line))) for method in (b"HEAD", b"GET"))
+    assert asked == got.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+
+
 def test_who_asks_before_it_sends_a_body_is_told_to_go_on() -> None:
     said = answer_to(post(b"Content-Length: 3\r\nExpect: 100-continue\r\n"))
     assert said.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 503 ")
+    old = post(b"Content-Length: 3\r\nExpect: 100-continue\r\n").replace(b"HTTP/1.1", b"HTTP/1.0")
+    assert answer_to(old).startswith(b"HTTP/1.1 503 ")
     refused = answer_to(post(b"Content-Length: %d\r\nExpect: 100-continue\r\n" % (MAX_BODY_BYTES + 1), b""))
     assert refused.startswith(b"HTTP/1.1 413 ")

@@ -86,6 +86,26 @@ def test_what_is_no_request_ends_its_connection(live: LiveServer, sent: bytes, s
     assert set(error) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize("asks", [b"Expect: 100-continue", b"Connection: keep-alive"])
+def test_a_client_of_http_1_0_gets_a_stream_without_chunks(live: LiveServer, asks: bytes) -> None:
+    """It knows neither chunks nor interim answers (RFC 9112, section 7.1; RFC 9110, section 10.1.1)."""
+    said = answer_to(live, post_of({**HI, "stream": True}, asks).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+    head, _, body = said.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"chunked" not in head
+    assert b"connection: close" in head
+    events = body.decode().removesuffix("\n\n").split("\n\n")
+    assert events[-1] == "data: [DONE]"
+    texts = [json.loads(event.removeprefix("data: "))["choices"][0]["text"] for event in events[:-1]]
+    assert "".join(texts) == "hihi"
+
+
+def test_a_whole_answer_has_its_length_in_http_1_0_too(live: LiveServer) -> None:
+    head, _, body = answer_to(live, post_of(HI).replace(b"HTTP/1.1", b"HTTP/1.0", 1)).partition(b"\r\n\r\n")
+    assert b"content-length: %d\r\n" % len(body) in head
+    assert json.loads(body)["choices"][0]["text"] == "hihi"
+
+
 @pytest.mark.parametrize("sent", ALLOWED.values(), ids=ALLOWED)
 def test_what_is_clear_is_answered_and_what_follows_too(live: LiveServer, sent: bytes) -> None:
     last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
