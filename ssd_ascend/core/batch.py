@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ssd_ascend.core.attention import AttentionMetadata
 
@@ -44,6 +43,18 @@ class ForwardBatch:
         return int(self.input_ids.shape[0])
 
 
+class Awaited(Protocol):
+    """Numbers on their way from the device to the host."""
+
+    def is_there(self) -> bool:
+        """Whether `rows` need not wait any more."""
+        ...
+
+    def rows(self) -> list[list[int]]:
+        """All of them, as soon as they are there."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ModelOutput:
     """What one forward gives back.
@@ -52,11 +63,11 @@ class ModelOutput:
     H], or None when the architecture gives none. features: captured hidden states of all T tokens, [T, n*H], or None.
     greedy: None, or int64 [R, 2] from a captured step: the arg-max of each row of logits, -1 where it is no finite
     number, and the token fed there. All that a greedy step is judged by, ready for one copy to the host.
-    verdict: gives the same on the host, where that copy is on its way already.
+    verdict: the same, where that copy is on its way already.
     """
 
     logits: torch.Tensor
     hidden: torch.Tensor | None = None
     features: torch.Tensor | None = None
     greedy: torch.Tensor | None = None
-    verdict: Callable[[], list[list[int]]] | None = None
+    verdict: Awaited | None = None

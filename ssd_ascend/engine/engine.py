@@ -120,7 +120,7 @@ class Engine:
             speculation = self._propose(plan)
         output = self._executor.forward(plan, speculation)
         with trace.span("meanwhile"):
-            self._speculator.meanwhile()
+            self._speculator.meanwhile(output.verdict)
         sampled = plan.sampled
         with trace.span("verify"):
             verification = self._verifier.verify(sampled, speculation, output.logits, output.greedy, output.verdict)

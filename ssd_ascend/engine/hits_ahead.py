@@ -8,6 +8,7 @@ does with `run_ahead.py` and `rounds_ahead.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
+from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -17,15 +18,17 @@ from ssd_ascend.core.speculation import Speculation
 from ssd_ascend.engine.run_ahead import only, rows_of
 from ssd_ascend.runtime.inputs import Row
 from ssd_ascend.runtime.model_runner import ModelRunner
+from ssd_ascend.runtime.pack import Arriving, Picked
 from ssd_ascend.speculation.base import NextRow
 
 
 class _Queued(NamedTuple):
-    """A step that is under way: drafts of each row, the first of its tokens, and what will come of it."""
+    """A step that is under way: drafts of each row, the first of its tokens, what will come of it, and the verdict."""
 
     num_drafts: list[int]
     first: list[int]
     output: ModelOutput
+    verdict: Arriving
 
 
 class HitsAhead:
@@ -53,7 +56,9 @@ class HitsAhead:
             return False
         num_drafts = [len(row.drafts) for row in rows]
         first = list(accumulate((count + 1 for count in num_drafts), initial=0))
-        self._queued = _Queued(num_drafts, first, self._runner.forward(batch))
+        output = self._runner.forward(batch)
+        assert output.greedy is not None, "captured steps bring it"
+        self._queued = _Queued(num_drafts, first, output, Arriving(output.greedy))
         return True
 
     def take(self, plan: StepPlan, speculation: Speculation) -> ModelOutput | None:
@@ -63,11 +68,14 @@ class HitsAhead:
             return None
         assert [queued.num_drafts[row] for row in speculation.under_way] == speculation.num_tokens
         first = [queued.first[row] for row in speculation.under_way]
-        return only(queued.output, rows_of(first, speculation.num_tokens))
+        rows = rows_of(first, speculation.num_tokens)
+        return replace(only(queued.output, rows), verdict=Picked(queued.verdict, rows))
 
     def queue_next(self, plan: StepPlan, speculation: Speculation, output: ModelOutput) -> ModelOutput:
-        """See `Ahead`: nothing can be queued before the verdict is there."""
-        return output
+        """See `Ahead`: nothing can be queued before the verdict is there, but that can be sent for."""
+        if output.verdict is not None or output.greedy is None:
+            return output
+        return replace(output, verdict=Arriving(output.greedy))
 
 
 def _row(row: NextRow) -> Row:

@@ -17,7 +17,7 @@ from ssd_ascend.core.speculation import Speculation
 from ssd_ascend.engine.run_ahead import only, rows_of
 from ssd_ascend.runtime.inputs import Row
 from ssd_ascend.runtime.model_runner import ModelRunner
-from ssd_ascend.runtime.pack import Arriving
+from ssd_ascend.runtime.pack import Arriving, Picked
 from ssd_ascend.speculation.base import AheadSpeculator, Verdict
 
 
@@ -64,10 +64,7 @@ class RoundsAhead:
         arriving = Arriving(output.greedy)  # before the next replay writes there again
         if may:
             self._queue(seqs, _verdict(plan, speculation, output, self.slots))
-        if taken is None:
-            return replace(output, verdict=arriving.rows)
-        index = self._rows(speculation)
-        return replace(output, verdict=lambda: [arriving.row(at) for at in index])
+        return replace(output, verdict=arriving if taken is None else Picked(arriving, self._rows(speculation)))
 
     def _may_follow(self, plan: StepPlan, speculation: Speculation) -> bool:
         """Whether nothing about the next round is the host's to decide: all rows are greedy, and have what room and

@@ -80,7 +80,7 @@ class RunAhead:
             return output
         if any(len(seq.block_table) * size <= seq.num_tokens for seq in seqs):
             return output
-        output = replace(output, verdict=Arriving(output.greedy).rows)  # before the next replay writes there again
+        output = replace(output, verdict=Arriving(output.greedy))  # before the next replay writes there again
         assert output.greedy is not None
         tokens = output.greedy[:, 0].clamp(min=0)  # -1: no finite logits, and the row ends
         if len(going) < len(plan.decoding):

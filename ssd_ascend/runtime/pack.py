@@ -7,7 +7,7 @@ the way back.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -88,7 +88,8 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class Arriving:
-    """A small tensor on its way to the host; whoever needs it waits for it then, which is mostly no wait at all."""
+    """A small tensor on its way to the host; whoever needs it waits for it then, which is mostly no wait at all. An
+    `Awaited`."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._event: torch.Event | None = None
@@ -100,17 +101,37 @@ class Arriving:
             self._event.record()
         self._values: list[list[int]] | None = None
 
+    def is_there(self) -> bool:
+        """See `Awaited`."""
+        return self._values is not None or self._event is None or self._event.query()
+
     def row(self, index: int) -> list[int]:
         """Row `index` of the matrix that was sent."""
         return self.rows()[index]
 
     def rows(self) -> list[list[int]]:
-        """All of it."""
+        """See `Awaited`."""
         if self._values is None:
             if self._event is not None:
                 self._event.synchronize()
             self._values = self._host.tolist()
         return self._values
+
+
+class Picked(NamedTuple):
+    """Some rows of what is on its way. An `Awaited`."""
+
+    arriving: Arriving
+    wanted: list[int]
+
+    def is_there(self) -> bool:
+        """See `Awaited`."""
+        return self.arriving.is_there()
+
+    def rows(self) -> list[list[int]]:
+        """See `Awaited`."""
+        values = self.arriving.rows()
+        return [values[index] for index in self.wanted]
 
 
 def _words(fields: Mapping[str, Field]) -> int:
@@ -128,9 +149,9 @@ def _cut(buffer: torch.Tensor, fields: Mapping[str, Field]) -> dict[str, torch.T
     return parts
 
 
-def write(array: np.ndarray, values: np.ndarray, *, rest: int | None = None) -> None:
+def write(array: np.ndarray, values: np.ndarray | Sequence[int], *, rest: int | None = None) -> None:
     """Put `values` at the front of `array`'s last axis, and `rest` (where given) behind them."""
-    count = values.shape[-1]
+    count = values.shape[-1] if isinstance(values, np.ndarray) else len(values)
     array[..., :count] = values
     if rest is not None:
         array[..., count:] = rest

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from ssd_ascend.core.batch import ForwardBatch
+from ssd_ascend.core.batch import Awaited, ForwardBatch
 from ssd_ascend.core.plan import DecodeRow
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.core.sequence import Sequence
@@ -53,8 +53,9 @@ class Speculator(Protocol):
         """
         ...
 
-    def meanwhile(self) -> None:
-        """The step's forward is under way: time for what need not come before it."""
+    def meanwhile(self, verdict: Awaited | None) -> None:
+        """The step's forward is under way: time for what need not come before it. verdict: what it will bring, where
+        that is known to be on its way."""
         ...
 
     def release(self, seq_ids: Rows[int]) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from ssd_ascend.core.batch import Awaited
 from ssd_ascend.core.random import Stream
 from ssd_ascend.core.sequence import Sequence as TokenSequence
 from ssd_ascend.core.speculation import Speculation, Verification, VerificationOutcome
@@ -87,7 +88,7 @@ class Verifier:
         speculation: Speculation,
         logits: torch.Tensor,
         greedy: torch.Tensor | None = None,
-        verdict: Callable[[], list[list[int]]] | None = None,
+        verdict: Awaited | None = None,
     ) -> Verification:
         """Judge row i of `speculation` for sequences[i] with target logits [R, V], packed in order, drafts + 1 each.
 
@@ -96,7 +97,9 @@ class Verifier:
         """
         layout = _Layout.of(len(sequences), speculation)
         if greedy is not None and all(seq.sampling.wants_only_arg_max for seq in sequences):
-            return self._found(sequences, layout, self._to_host([greedy])[0].tolist() if verdict is None else verdict())
+            return self._found(
+                sequences, layout, self._to_host([greedy])[0].tolist() if verdict is None else verdict.rows()
+            )
         assert logits.shape[0] == layout.num_rows, f"{logits.shape[0]} logit rows for {layout.num_rows} sampled ones"
         if speculation.tokens is not None and speculation.tokens.device != logits.device:
             speculation = replace(speculation, tokens=to_device(speculation.tokens, logits.device))

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from ssd_ascend.core.batch import Awaited
 from ssd_ascend.core.sequence import Sequence
 from ssd_ascend.core.speculation import Source
 from ssd_ascend.core.stats import SpeculationStats
@@ -238,15 +239,16 @@ class WorkerClient:
             self._lose(str(error))
         self.stats.target_wait_s += time.perf_counter() - start
 
-    def listen(self, until_s: float) -> None:
-        """While there is nothing else to do: take in what comes, up to the guesses of the last request's round, or to
-        that moment of `time.monotonic`."""
+    def listen(self, until_s: float, verdict: Awaited | None = None) -> None:
+        """While there is nothing else to do: take in what comes, up to the guesses of the last request's round. Up to
+        that moment of `time.monotonic` by waiting for it, then by looking for it and for the verdict in turn."""
         try:
             while self._worker is not None and self._told < self._number:
                 message = self._worker.transport.recv(max(0.0, until_s - time.monotonic()))
-                if message is None:
+                if message is not None:
+                    self._accept(message)
+                elif verdict is None or verdict.is_there():
                     return
-                self._accept(message)
         except TransportError as error:
             self._lose(str(error))
 

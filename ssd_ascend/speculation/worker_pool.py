@@ -11,6 +11,7 @@ from collections.abc import Sequence as Rows
 
 import torch
 
+from ssd_ascend.core.batch import Awaited
 from ssd_ascend.core.sequence import Sequence
 from ssd_ascend.core.stats import SpeculationStats
 from ssd_ascend.speculation.worker_client import Asked, Offer, WorkerClient, WorkerLink
@@ -110,10 +111,10 @@ class WorkerPool:
         """Never: only a worker of the target's own can."""
         return False
 
-    def listen(self, until_s: float) -> None:
+    def listen(self, until_s: float, verdict: Awaited | None = None) -> None:
         """See `WorkerClient.listen`."""
         for client in self._ready:
-            client.listen(until_s)
+            client.listen(until_s, verdict)
 
     def collect(self) -> None:
         """Take every worker's answer; all of them were asked before any is waited for."""

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from bench.synthetic import build
 from ssd_ascend.backends.base import Backend
 from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.core.batch import Mode
+from ssd_ascend.runtime import static
 from ssd_ascend.runtime.graphs import Bucket, make_buckets
 from ssd_ascend.runtime.inputs import Row, build_batch
 from ssd_ascend.runtime.load import CacheSize
@@ -125,6 +127,19 @@ def test_a_replay_hands_over_the_rows_that_were_asked_for_and_judges_them(runner
     assert replayed.greedy is not None
     fed = [token for row in rows for token in row.tokens[-row.num_logits :]]
     assert replayed.greedy.tolist() == [list(pair) for pair in zip(eager.logits.argmax(-1).tolist(), fed, strict=True)]
+
+
+def test_few_tokens_are_counted_as_many_are_computed() -> None:
+    """Positions, slots and lengths of the same rows, by lists and by arrays."""
+    rng = random.Random(11)
+    for count in (1, 2, 5, 8):
+        for longest in (1, 4, 2 * BLOCK):
+            rows = random_rows(rng, count, longest)
+            lengths = [len(row.tokens) for row in rows]
+            table = np.array([row.block_table for row in rows], np.int32)
+            computed = static._computed(rows, lengths, BLOCK, table)
+            for ours, theirs in zip(static._counted(rows, lengths, BLOCK), computed, strict=True):
+                assert list(ours) == list(theirs)
 
 
 def test_without_padding_each_number_of_tokens_is_captured_once(runner: ModelRunner) -> None:

@@ -508,6 +508,33 @@ def test_listening_ends_with_the_guesses_or_with_its_time(stage: Stage) -> None:
     assert stage.link.reports == []
 
 
+@pytest.mark.parametrize("comes", [False, True])
+def test_listening_goes_on_until_the_verdict_is_there(stage: Stage, comes: bool) -> None:
+    """What comes after the time to wait, but before the verdict, need not be read when that is there."""
+
+    class Verdict:
+        looks = 0
+
+        def is_there(self) -> bool:
+            self.looks += 1
+            if comes and self.looks == 2:
+                stage.line.due(told(2, num_tokens=9))
+            return self.looks == 4
+
+        def rows(self) -> list[list[int]]:
+            raise AssertionError("nobody waits for it here")
+
+    stage.answered()
+    stage.post(num_tokens=9)
+    stage.line.due(answer(2))
+    stage.line.waits.clear()
+    verdict = Verdict()
+    stage.client.listen(stage.clock.now + 0.25, verdict)
+    assert verdict.looks == (2 if comes else 4)
+    assert stage.line.waits == [*[pytest.approx(0.25)] * 2, *[0.0] * (2 if comes else 3)]
+    assert (stage.client._told == 2) is comes
+
+
 @pytest.mark.parametrize(("worth_from", "settled"), [(1, False), (2, True)])
 def test_a_miss_that_nobody_would_draft_for_is_not_waited_for(stage: Stage, worth_from: int, settled: bool) -> None:
     stage.answered()

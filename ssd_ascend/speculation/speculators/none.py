@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Rows
 
+from ssd_ascend.core.batch import Awaited
 from ssd_ascend.core.plan import DecodeRow
 from ssd_ascend.core.sequence import Sequence
 from ssd_ascend.core.speculation import Speculation, Verification
@@ -33,7 +34,7 @@ class NoSpeculator:
     def observe(self, sequences: Rows[Sequence], verification: Verification) -> None:
         """Nothing to learn."""
 
-    def meanwhile(self) -> None:
+    def meanwhile(self, verdict: Awaited | None) -> None:
         """Nothing is left for later."""
 
     def release(self, seq_ids: Rows[int]) -> None:

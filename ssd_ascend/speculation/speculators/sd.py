@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from ssd_ascend import trace
-from ssd_ascend.core.batch import ForwardBatch
+from ssd_ascend.core.batch import Awaited, ForwardBatch
 from ssd_ascend.core.plan import DecodeRow
 from ssd_ascend.core.sequence import Sequence
 from ssd_ascend.core.speculation import Source, Speculation, Verification
@@ -212,7 +212,7 @@ class SdSpeculator:
             self._ahead = _Ahead({seq.id: row for row, seq in enumerate(sequences)}, tokens)
         return tokens is not None
 
-    def meanwhile(self) -> None:
+    def meanwhile(self, verdict: Awaited | None) -> None:
         """Nothing is left for later."""
 
     def release(self, seq_ids: Rows[int]) -> None:

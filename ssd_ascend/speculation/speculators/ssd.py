@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from ssd_ascend import trace
+from ssd_ascend.core.batch import Awaited
 from ssd_ascend.core.plan import DecodeRow
 from ssd_ascend.core.sequence import Sequence
 from ssd_ascend.core.speculation import Source, Speculation, Verification, VerificationOutcome
@@ -41,7 +42,7 @@ ToHost = Callable[[Rows[torch.Tensor]], list[torch.Tensor]]
 _GRAIN_S = 0.001
 """By so much may a wait for a message be longer than was asked for."""
 _LISTENING = 0.75
-"""Of the time that a step usually takes the device. What is heard later is read when the verdict is there."""
+"""Of the time that a step usually takes the device. Then the verdict is looked for as well."""
 
 
 def build(side: TargetSide) -> Speculator:
@@ -255,7 +256,7 @@ class SsdSpeculator:
         }
         return True
 
-    def meanwhile(self) -> None:
+    def meanwhile(self, verdict: Awaited | None) -> None:
         """Post what could wait; hear what is told ahead, so that it need not be read when the verdict is there."""
         began_s, self._queued_s = self._queued_s or time.monotonic(), None
         self._post_what_waits()
@@ -263,7 +264,7 @@ class SsdSpeculator:
             return
         self._began_s = began_s
         if (busy_s := self._busy_s.typical) is not None:
-            self._worker.listen(began_s + _LISTENING * busy_s - _GRAIN_S)
+            self._worker.listen(began_s + _LISTENING * busy_s - _GRAIN_S, verdict)
 
     def _post_what_waits(self) -> None:
         later, self._later = self._later, None
