@@ -32,7 +32,7 @@ def fan_out(text: str) -> FanOutSpec:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+    return tuple(part.strip() for part in text.split(","))
 
 
 def positive_list(text: str, flag: str) -> list[int]:

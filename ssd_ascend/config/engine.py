@@ -59,10 +59,23 @@ class EngineConfig:
             raise ConfigError(
                 "kv_cache_gb and num_kv_blocks both say how large the cache is", remedy="give one of them"
             )
+        self._check_thread()
         rows = self.max_num_seqs * (self.speculation.max_lookahead + 1)
         if rows > self.max_batched_tokens:
             raise ConfigError(
                 f"max_batched_tokens is {self.max_batched_tokens}, but {self.max_num_seqs} sequences with lookahead "
                 f"{self.speculation.max_lookahead} verify {rows} tokens a step",
                 remedy=f"raise max_batched_tokens to {rows}, or lower max_num_seqs or lookahead",
+            )
+
+    def _check_thread(self) -> None:
+        """A draft worker in a thread is on the target's device. Where nobody has named that yet, the engine asks."""
+        kind, _ = self.speculation.draft_place
+        if self.speculation.worker != "thread" or self.device is None or ":" in self.device:
+            return
+        if kind not in ("", self.device):
+            raise ConfigError(
+                f"draft_device is {self.speculation.draft_device!r}, but a worker in a thread is on the target's "
+                f"device, {self.device!r}",
+                remedy="leave draft_device out, or make worker 'process'",
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +11,7 @@ from ssd_ascend.errors import ConfigError
 MAX_LOOKAHEAD = 32
 MAX_FAN_OUT = 64
 _PLACES = {"thread": "in a thread", "inprocess": "in the target's own thread"}
-_OWN_WORKER = {"worker": "auto", "worker_line": "auto", "draft_device": None}
+_OWN_WORKER: Mapping[str, str | None] = {"worker": "auto", "worker_line": "auto", "draft_device": None}
 FanOutSpec = int | tuple[int, ...] | Literal["auto"]
 
 
@@ -72,25 +73,23 @@ class SpeculationConfig:
 
     def _check_worker(self) -> None:
         """What is said of the worker's place must be true of one place."""
-        if self.draft_device is not None:
-            kind, colon, index = self.draft_device.partition(":")
-            if not kind or (colon and not index.isdecimal()):
-                raise ConfigError(f"draft_device is {self.draft_device!r}", remedy="write it as cpu, or with a number")
-        if self.worker in ("thread", "inprocess") and self.worker_line != "auto":
+        _, number = self.draft_place
+        if self.worker in _PLACES and self.worker_line != "auto":
             raise ConfigError(
                 f"worker_line is {self.worker_line!r}, but a worker {_PLACES[self.worker]} has no line",
                 remedy="leave worker_line out, or make worker 'process'",
             )
-        if self.worker == "inprocess" and self.draft_device is not None:
+        is_elsewhere = self.draft_device is not None if self.worker == "inprocess" else number > 0
+        if self.worker in _PLACES and is_elsewhere:
             raise ConfigError(
                 f"draft_device is {self.draft_device!r}, but a worker {_PLACES[self.worker]} is on the target's device",
                 remedy="leave draft_device out, or make worker 'process'",
             )
-        own = [name for name, default in _OWN_WORKER.items() if getattr(self, name) != default]
-        if self.speculators and own:
+        if self.speculators and self.own_worker:
+            names = " and ".join(self.own_worker)
             raise ConfigError(
-                f"{' and '.join(own)} set, but where speculators draft there is no worker of our own",
-                remedy=f"leave {' and '.join(own)} out, or the speculators",
+                f"{names} set, but where speculators draft there is no worker of our own",
+                remedy=f"leave {names} out, or the speculators",
             )
 
     def _check_speculators(self) -> None:
@@ -98,10 +97,14 @@ class SpeculationConfig:
             raise ConfigError(
                 f"speculators are named, but the speculator is {self.speculator!r}", remedy="add --speculator ssd"
             )
+        known: set[tuple[str, int]] = set()
         for address in self.speculators:
             host, _, port = address.rpartition(":")
-            if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+            if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
                 raise ConfigError(f"{address!r} is no address of a speculator", remedy="write it as host:port")
+            if (host.lower(), int(port)) in known:
+                raise ConfigError(f"the speculator {address!r} is named twice", remedy="name each of them once")
+            known.add((host.lower(), int(port)))
 
     def _check_fan_out(self) -> None:
         guesses = (self.fan_out,) if isinstance(self.fan_out, int) else self.fan_out
@@ -119,6 +122,21 @@ class SpeculationConfig:
     def enabled(self) -> bool:
         """True when anything is drafted at all."""
         return self.speculator != "none"
+
+    @property
+    def draft_place(self) -> tuple[str, int]:
+        """Kind of the drafter's device, "" where it is the target's, and its number. Raises ConfigError."""
+        if self.draft_device is None:
+            return "", 0
+        kind, colon, number = self.draft_device.partition(":")
+        if not kind or (colon and not number.isdecimal()):
+            raise ConfigError(f"draft_device is {self.draft_device!r}", remedy="write it as cpu, or with a number")
+        return kind, int(number or 0)
+
+    @property
+    def own_worker(self) -> tuple[str, ...]:
+        """The settings that say where a worker of our own is, and what carries its messages."""
+        return tuple(name for name, default in _OWN_WORKER.items() if getattr(self, name) != default)
 
     @property
     def max_lookahead(self) -> int:

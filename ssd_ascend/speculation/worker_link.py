@@ -89,8 +89,8 @@ def _device_line(setup: DraftSetup) -> Callable[[int], Link] | None:
 
 def _draft_device(setup: DraftSetup) -> tuple[str, int]:
     """Kind and index of the worker's device."""
-    kind, _, index = (setup.config.draft_device or "").partition(":")
-    return kind or setup.backend.name, int(index or 0)
+    kind, index = setup.config.draft_place
+    return kind or setup.backend.name, index
 
 
 def build_drafter(kind: DrafterKind, setup: DraftSetup) -> Drafter:

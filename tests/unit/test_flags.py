@@ -105,6 +105,11 @@ CONTRADICTIONS = [
     (("--drafter", "ngram"), "--drafter given, but no speculator"),
     (("--lookahead", "5", "--fan-out", "3"), "--fan-out, --lookahead given, but no speculator"),
     (("--speculator", "none", "--draft", "d"), "no speculator uses it"),
+    ((*SSD, "--speculators", ","), "'' is no address"),
+    ((*SSD, "--speculators", "10.0.0.1:7070,"), "'' is no address"),
+    ((*SSD, "--speculators", "a:7070,b:7070, A:07070"), "'A:07070' is named twice"),
+    ((*SSD, "--worker", "thread", "--draft-device", "cpu:1"), "in a thread is on the target's device"),
+    ((*SSD, "--worker", "thread", "--draft-device", "npu", "--device", "cpu"), "on the target's device, 'cpu'"),
 ]
 
 
@@ -138,6 +143,9 @@ def test_a_flag_without_effect_is_named_once(
     "flags",
     [
         (*SSD, "--worker", "thread", "--draft-device", "cpu"),
+        (*SSD, "--worker", "thread", "--draft-device", "cpu:0", "--device", "cpu"),
+        ("--speculator", "sd", "--worker", "auto", "--worker-line", "auto", "--on-miss", "auto"),
+        (*REMOTE, "--worker", "auto", "--draft-dtype", "auto", "--branch-lowering", "auto"),
         (*SSD, "--worker", "process", "--worker-line", "device", "--draft-device", "npu:1", "--draft-threads", "2"),
         (*SSD, "--drafter", "eagle3", "--draft", "d", "--draft-rope", "auto", "--on-miss", "ngram"),
         ("--speculator", "sd", "--drafter", "ngram", "--lookahead", "auto"),
