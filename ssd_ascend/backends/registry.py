@@ -26,6 +26,11 @@ def load_backend(name: str | None) -> Backend:
     """The backend called `name`, else `SSD_DEVICE`, else the best there is. `ConfigError` says what is missing."""
     wanted = name or env.device()
     if wanted is not None:
+        if wanted.partition(":")[2].isdecimal():  # else it may be module:name, one's own
+            raise ConfigError(
+                f"the device is {wanted!r}, and should be a kind without a number: {', '.join(BACKENDS)}",
+                remedy="among several of a kind, CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES choose",
+            )
         return BACKENDS.get(wanted)()
     for candidate in _BEST_FIRST:
         try:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.registry import Registry
 
@@ -42,6 +43,15 @@ def test_ones_own_is_named_by_its_place(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ConfigError, match="needs the Python package 'nobodys'"):
         registry.get("nobodys:VALUE")
     monkeypatch.delitem(sys.modules, "someones_own")
+
+
+@pytest.mark.parametrize("name", ["cpu:3", "npu:0"])
+def test_a_device_is_a_kind_without_a_number(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=rf"'{name}', and should be a kind without a number: cpu, .*npu \(among"):
+        load_backend(name)
+    monkeypatch.setenv("SSD_DEVICE", name)
+    with pytest.raises(ConfigError, match="without a number"):
+        load_backend(None)
 
 
 def test_a_missing_dependency_is_named() -> None:
