@@ -70,7 +70,7 @@ def test_a_drafter_that_cannot_be_built_is_a_sentence(pair: Path, monkeypatch: p
 
 def test_another_device_is_refused(pair: Path) -> None:
     with pytest.raises(ConfigError, match="on the target's device, not on"):
-        make_engine(pair, speculation(pair, "ssd", worker="thread", draft_device="npu"))
+        make_engine(pair, speculation(pair, "ssd", worker="thread", draft_device="elsewhere"), device=None)
 
 
 def test_the_line_bounds_every_wait_and_tells_of_its_end() -> None:
