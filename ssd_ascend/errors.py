@@ -67,6 +67,11 @@ def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
+def flag_names(fields: Iterable[str]) -> str:
+    """Fields of a configuration as the flags that set them."""
+    return ", ".join(sorted("--" + field.replace("_", "-") for field in fields))
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name a misspelt `name` most likely meant, or None when nothing is close."""
     matches = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)

@@ -6,21 +6,16 @@ configuration itself. Torch-free.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from ssd_ascend.config.speculation import SpeculationConfig
-from ssd_ascend.errors import ConfigError
+from ssd_ascend.errors import ConfigError, flag_names
 from ssd_ascend.log import get_logger
 
 _BRANCHES = frozenset({"fan_out", "on_miss", "branch_lowering", "draft_threads"})
 """What only matters to a worker that drafts while the target verifies."""
 _WEIGHTS = frozenset({"draft_dtype", "draft_rope", "draft_temperature", "cache_bias"})
 log = get_logger(__name__)
-
-
-def flag_names(fields: Iterable[str]) -> str:
-    """Fields of a configuration as the flags that set them."""
-    return ", ".join(sorted("--" + field.replace("_", "-") for field in fields))
 
 
 def check_use(given: Collection[str], config: SpeculationConfig) -> None:

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from ssd_ascend import catalogue, env
 from ssd_ascend.config.engine import DTYPES, EngineConfig
 from ssd_ascend.config.speculation import FanOutSpec, SpeculationConfig
-from ssd_ascend.errors import ConfigError
-from ssd_ascend.flag_rules import check_use, flag_names
+from ssd_ascend.errors import ConfigError, flag_names
+from ssd_ascend.flag_rules import check_use
 
 SPECULATORS = ("none", "sd", "ssd")
 DRAFTERS = ("model", "eagle3", "ngram")

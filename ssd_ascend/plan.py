@@ -6,13 +6,13 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ssd_ascend import catalogue
 from ssd_ascend.config.plan import Plan, Wish
 from ssd_ascend.config.topology import Topology
-from ssd_ascend.errors import ConfigError, SsdError
+from ssd_ascend.errors import ConfigError, SsdError, flag_names
 from ssd_ascend.flags import fan_out
 from ssd_ascend.planner import explain, make_plan
 from ssd_ascend.planner.calibration import figures_of, write_calibrated
@@ -65,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run(given: dict[str, object]) -> int:
     """Plan, write what was asked for, print. Returns the exit status."""
+    _check_use(given)
     if isinstance(table := given.get("table"), Path):
         update(table)
         return 0
@@ -83,6 +84,21 @@ def run(given: dict[str, object]) -> int:
         _write_rank_tables(file, plan, topology, given)
     print(json.dumps(plan.to_dict(), indent=2) if "json" in given else explain.text(plan, Machine.of(topology)))
     return 0
+
+
+def _check_use(given: Mapping[str, object]) -> None:
+    """Refuse, with ConfigError, what was given and would do nothing."""
+    if "table" in given:
+        unused, why, remedy = given.keys() - {"table"}, "--table only rewrites a file", "leave it out"
+    elif "calibrate" in given:
+        unused, why, remedy = given.keys() - {"calibrate", "topology"}, "--calibrate only measures", "leave it out"
+    else:
+        unused = set() if "rank_table" in given else given.keys() & {"inventory", "rank_table_version"}
+        why, remedy = "no rank table is written", "add --rank-table FILE, or leave it out"
+    if unused:
+        places = sorted(name.upper() for name in unused & {"topology", "preset"})
+        flags = flag_names(unused - {"topology", "preset"})
+        raise ConfigError(f"{', '.join(filter(None, [*places, flags]))} given, but {why}", remedy=remedy)
 
 
 def _calibrate(name: str, out: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ssd_ascend.config.plan import Reason, Speed
+from ssd_ascend.errors import flag_names
 from ssd_ascend.planner.question import ASSUMED_ACCEPTANCE, ASSUMED_HIT_RATE, Layout, Question
 from ssd_ascend.planner.rules import Refusal, modes
 
@@ -139,9 +140,9 @@ def _ignored(question: Question) -> Iterator[Reason]:
         names, why = _BRANCHES, "sd drafts in turn with the target"
     else:
         return
-    given = [f"--{name.replace('_', '-')}" for name in names if getattr(question.wish, name) is not None]
+    given = [name for name in names if getattr(question.wish, name) is not None]
     if given:
-        yield Reason("ignored", f"{', '.join(given)}: {why}")
+        yield Reason("ignored", f"{flag_names(given)}: {why}")
 
 
 def _trust(question: Question, best: Layout) -> Iterator[Reason]:

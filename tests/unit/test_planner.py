@@ -113,7 +113,7 @@ def test_a_plan_says_why_and_what_the_next_best_would_lose() -> None:
 def test_a_plan_says_which_wishes_had_no_part_in_it() -> None:
     pair = ("nvidia-h200-8", "qwen3-8b-eagle3")
     none, sd = plan(*pair, speculator="none", lookahead=4, hit_rate=0.5), plan(*pair, speculator="sd", hit_rate=0.5)
-    assert rule(none, "ignored") == "--lookahead, --hit-rate: plain decoding drafts nothing"
+    assert rule(none, "ignored") == "--hit-rate, --lookahead: plain decoding drafts nothing"
     assert rule(sd, "ignored") == "--hit-rate: sd drafts in turn with the target"
     assert not rule(plan(*pair, lookahead=4, hit_rate=0.5), "ignored")
     assert not rule(plan("laptop-cpu", "smollm2-135m"), "ignored")
