@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from ssd_ascend import env
-from ssd_ascend.errors import RequestError, SsdError, missing_package
+from ssd_ascend.errors import RequestError, SsdError, needs_packages
 from ssd_ascend.flags import add_engine_arguments, engine_config
 
 if TYPE_CHECKING:
@@ -185,9 +185,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     env.let_threads_sleep()
     args = parser().parse_args(argv)
     try:
-        return run(args)
-    except ModuleNotFoundError as error:
-        print(f"error: {missing_package(error)}", file=sys.stderr)
+        with needs_packages():
+            return run(args)
     except SsdError as error:
         print(f"error: {error}", file=sys.stderr)
     return 2

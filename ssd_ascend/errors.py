@@ -5,9 +5,10 @@ An error carries the offending value, the reason, and, where there is one, the r
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class SsdError(Exception):
@@ -49,17 +50,21 @@ class TransportError(WorkerError):
     """The line between target and speculator broke or timed out; the target goes on without a speculator."""
 
 
-def missing_package(error: ModuleNotFoundError, extra: str = "") -> ConfigError:
-    """What to say where Python lacks a package; raises the error itself where what is missing is ours.
+@contextlib.contextmanager
+def needs_packages(*, extra: str = "") -> Iterator[None]:
+    """A package that is found missing within is a ConfigError that says how to get it; a module of ours is a fault.
 
     extra: the optional dependencies of ours that bring it, such as "[serve]".
     """
-    if error.name is None or error.name.partition(".")[0] == "ssd_ascend":
-        raise error
-    return ConfigError(
-        f"{sys.executable} has no package {error.name!r}",
-        remedy=f"in a clone: make setup, then . .venv/bin/activate; elsewhere: pip install 'ssd-ascend{extra}'",
-    )
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "ssd_ascend":
+            raise
+        raise ConfigError(
+            f"{sys.executable} has no package {error.name!r}",
+            remedy=f"in a clone: make setup, then . .venv/bin/activate; elsewhere: pip install 'ssd-ascend{extra}'",
+        ) from error
 
 
 def first_line(error: Exception) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssd_ascend import env
-from ssd_ascend.errors import ConfigError, RequestError, SsdError, missing_package
+from ssd_ascend.errors import ConfigError, RequestError, SsdError, needs_packages
 from ssd_ascend.flags import add_engine_arguments, engine_config
 from ssd_ascend.progress import bar
 
@@ -128,11 +128,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     env.let_threads_sleep()
     args = parser().parse_args(argv)
     try:
-        return run(args)
+        with needs_packages():
+            return run(args)
     except RequestError as error:
         print(f"error: {error.param or 'request'}: {error}", file=sys.stderr)
-    except ModuleNotFoundError as error:
-        print(f"error: {missing_package(error)}", file=sys.stderr)
     except SsdError as error:
         print(f"error: {error}", file=sys.stderr)
     return 2

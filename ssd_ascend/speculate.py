@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from ssd_ascend import env
-from ssd_ascend.errors import ConfigError, SsdError, missing_package
+from ssd_ascend.errors import ConfigError, SsdError, needs_packages
 from ssd_ascend.flags import add_engine_arguments, engine_config
 
 
@@ -48,10 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     env.let_threads_sleep()
     args = build_parser().parse_args(argv)
     try:
-        run(args)
-    except ModuleNotFoundError as error:
-        print(f"ssd_ascend.speculate: {missing_package(error)}", file=sys.stderr)
-        return 1
+        with needs_packages():
+            run(args)
     except SsdError as error:
         print(f"ssd_ascend.speculate: {error}", file=sys.stderr)
         return 1

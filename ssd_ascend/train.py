@@ -18,7 +18,7 @@ from typing import Any
 
 from ssd_ascend import catalogue, env
 from ssd_ascend.config.training import Run, SynthesisConfig, TrainingConfig
-from ssd_ascend.errors import ConfigError, RequestError, SsdError, missing_package
+from ssd_ascend.errors import ConfigError, SsdError, needs_packages
 from ssd_ascend.progress import bar
 
 _TRAINING = {field.name for field in fields(TrainingConfig)}
@@ -185,11 +185,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; errors are one sentence on standard error."""
     env.let_threads_sleep()
     try:
-        return run(vars(parser().parse_args(argv)))
-    except (SsdError, RequestError) as error:
+        with needs_packages():
+            return run(vars(parser().parse_args(argv)))
+    except SsdError as error:
         print(f"error: {error}", file=sys.stderr)
-    except ModuleNotFoundError as error:
-        print(f"error: {missing_package(error)}", file=sys.stderr)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from the last checkpoint", file=sys.stderr)
         return 130

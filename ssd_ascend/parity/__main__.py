@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ssd_ascend import env
 from ssd_ascend.config.engine import DTYPES
-from ssd_ascend.errors import ConfigError, missing_package
+from ssd_ascend.errors import ConfigError, needs_packages
 
 if TYPE_CHECKING:
     from ssd_ascend.parity.comparing import Row
@@ -108,9 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     env.let_threads_sleep()
     try:
-        return run_record(args) if args.verb == "record" else run_check(args)
-    except ModuleNotFoundError as error:
-        print(f"ssd-ascend parity: {missing_package(error)}", file=sys.stderr)
+        with needs_packages():
+            return run_record(args) if args.verb == "record" else run_check(args)
     except ConfigError as error:
         print(f"ssd-ascend parity: {error}", file=sys.stderr)
     return 2

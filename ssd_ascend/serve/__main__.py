@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from ssd_ascend import env, log
-from ssd_ascend.errors import SsdError, missing_package
+from ssd_ascend.errors import SsdError, needs_packages
 from ssd_ascend.flags import add_engine_arguments, add_launch_arguments, check_launch_flags, engine_config
 from ssd_ascend.serve.arguments import parse_arguments, server_config
 
@@ -36,11 +36,9 @@ def main(argv: Sequence[str] | None = None, *, engine_command: Sequence[str] | N
 
             if follow(config):
                 return 0
-        try:
+        with needs_packages(extra="[serve]"):
             from ssd_ascend.engine.process_link import ENGINE_COMMAND
             from ssd_ascend.serve.server import run_server
-        except ModuleNotFoundError as error:
-            raise missing_package(error, "[serve]") from error
         command = engine_command or ENGINE_COMMAND
         asyncio.run(run_server(config, serving, announce=_announce, engine_command=command))
     except SsdError as error:

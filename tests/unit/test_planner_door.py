@@ -60,7 +60,7 @@ def test_an_impossible_wish_is_one_line(capsys: pytest.CaptureFixture[str]) -> N
         ([str(Path(__file__).parent), "qwen3-32b-eagle3"], "is no topology: it is a directory"),
         (["ascend-a3-16", __file__], "is no preset: it is a file"),
         (["ascend-a3-16", "qwen3-8b-eagle3", "--svg", "/nowhere/at/all.svg"], "cannot write /nowhere/at/all.svg"),
-        (["ascend-a2-8", "qwen3-8b-eagle3", "--inventory", "f"], "--inventory given, but no rank table is written (add"),
+        (["ascend-a2-8", "qwen3-8b-eagle3", "--inventory", "f"], "--inventory given, but no rank table is written"),
         (["ascend-a2-8", "qwen3-8b-eagle3", "--rank-table-version", "1.0"], "--rank-table-version given, but no rank"),
         (["--table", "x.md", "--batch", "2"], "--batch given, but --table only rewrites a file (leave it out)"),
         (["laptop-cpu", "p", "--calibrate", "f", "--json"], "PRESET, --json given, but --calibrate only measures"),
