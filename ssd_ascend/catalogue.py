@@ -14,7 +14,7 @@ from typing import Literal
 from ssd_ascend import env
 from ssd_ascend.config.preset import Preset, Source, load_preset
 from ssd_ascend.config.topology import Topology, load_topology
-from ssd_ascend.errors import ConfigError, nearest, unknown_name
+from ssd_ascend.errors import ConfigError, first_line, nearest, unknown_name
 
 _PACKAGE = Path(__file__).resolve().parent
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -144,10 +144,9 @@ def _resolve_hub(repository: str) -> Path:
         return Path(snapshot_download(repository, cache_dir=caches[0], allow_patterns=list(_HUB_FILES)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         looked = ", ".join(str(cache / _cache_name(repository)) for cache in caches)
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
             f"no model {repository!r}: not a directory ({Path(repository).absolute()}), not in the hub cache "
-            f"({looked}), and the hub did not give it: {reason}",
+            f"({looked}), and the hub did not give it: {first_line(error)}",
             remedy="download it where there is a network, and set SSD_HF_CACHE or give its directory",
         ) from error
 

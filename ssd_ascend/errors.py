@@ -69,7 +69,7 @@ def needs_packages(*, extra: str = "") -> Iterator[None]:
 
 def first_line(error: Exception) -> str:
     """The first line of an error that may hold a page; its kind where it says nothing."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def flag_names(fields: Iterable[str]) -> str:

@@ -12,6 +12,7 @@ from ssd_ascend.errors import (
     SsdError,
     TransportError,
     WorkerError,
+    first_line,
     nearest,
     needs_packages,
     unknown_name,
@@ -63,3 +64,8 @@ def test_a_package_that_python_lacks_is_one_sentence_and_a_module_of_ours_is_a_f
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     with pytest.raises(ModuleNotFoundError), needs_packages():
         raise ModuleNotFoundError("No module named 'ssd_ascend.x'", name="ssd_ascend.x")
+
+
+@pytest.mark.parametrize(("text", "told"), [("a\nb", "a"), ("\n  a\nb", "a"), ("", "OSError"), (" \n", "OSError")])
+def test_the_first_line_of_an_error_says_something(text: str, told: str) -> None:
+    assert first_line(OSError(text)) == told
