@@ -66,6 +66,17 @@ class Replica:
         """Devices in the order of the ranks of the replica's world: target first, speculators after."""
         return self.target + self.speculators
 
+    @property
+    def size(self) -> int:
+        """How many devices it takes, spares included."""
+        return len(self.ranks) + len(self.spare)
+
+
+def in_words(mode: Mode, tp: int, speculators: int, level: str | None) -> str:
+    """What runs, in a few words: "ssd, TP 4 + 2 speculators over node"."""
+    helpers = f" + {speculators} speculator{'s' if speculators > 1 else ''} over {level}" if speculators else ""
+    return f"{mode}, TP {tp}{helpers}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
@@ -167,7 +178,7 @@ class Plan:
     @property
     def devices_per_replica(self) -> int:
         """Devices that one replica takes, spares included."""
-        return len(self.replicas[0].ranks) + len(self.replicas[0].spare)
+        return self.replicas[0].size
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain values, for JSON."""

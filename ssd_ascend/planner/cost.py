@@ -87,6 +87,11 @@ def draft_steps(shape: Shape, rates: Rates, *, steps: int, rows: int, kv_bytes: 
     return step * steps + once
 
 
+def shard(batch: int, speculators: int) -> int:
+    """Sequences of the speculator that has most of them."""
+    return -(-batch // speculators)
+
+
 def side_by_side_us(one: Forward, other: Forward) -> float:
     """Two things at once on one device: they share its memory, but each works while the other pays overheads."""
     return one.total_us + other.total_us - min(one.idle_us, other.idle_us)
@@ -189,7 +194,7 @@ class Cost:
     def hit_us(self, draft: Shape, speculators: int, level: str) -> float:
         """A round whose outcomes were all foreseen. Greedy drafts are told ahead (`told_ahead_us`); a law is asked for,
         and waited for, after the verdict."""
-        verify, wide = self.verify(self.load.lookahead + 1), self.branching(draft, -(-self.load.batch // speculators))
+        verify, wide = self.verify(self.load.lookahead + 1), self.branching(draft, shard(self.load.batch, speculators))
         message = self.message(draft, speculators, level)
         if self.rates.shares_host:
             return side_by_side_us(verify, wide) + message.us + self.rates.round_us
@@ -210,7 +215,7 @@ class Cost:
     def _missed_us(self, draft: Shape, speculators: int, level: str) -> tuple[float, float]:
         """What rows that were not foreseen add to a round on average, if they decline and if their drafting is waited
         for. Where rounds on hits wait for no message and hide the host's hands behind the device, these do neither."""
-        asked, waited = 0.0, self.drafting(draft, -(-self.load.batch // speculators)).total_us
+        asked, waited = 0.0, self.drafting(draft, shard(self.load.batch, speculators)).total_us
         if not (self.load.sampled or self.rates.shares_host):
             message = self.message(draft, speculators, level)
             asked, waited = message.hands_us, waited + message.us
@@ -246,7 +251,7 @@ class Cost:
             decode_ms=decode,
             verify_ms=verify,
             draft_ms=drafting,
-            wide_draft_ms=self.branching(self.draft, -(-self.load.batch // speculators)).total_us / 1e3,
+            wide_draft_ms=self.branching(self.draft, shard(self.load.batch, speculators)).total_us / 1e3,
             message_ms=message.us / 1e3,
             message_down_bytes=message.down_bytes,
             message_up_bytes=message.up_bytes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ssd_ascend.config.plan import Memory, Plan, Replica
+from ssd_ascend.config.plan import Memory, Plan, Replica, in_words
 from ssd_ascend.planner.machine import Machine
 
 _SHOWN_REPLICAS = 4
@@ -23,10 +23,7 @@ def ranges(devices: Sequence[int]) -> str:
 
 def layout(plan: Plan) -> str:
     """What runs, in a few words: "ssd, TP 4 + 1 speculator over node, lookahead 6"."""
-    words = f"{plan.mode}, TP {plan.tp}"
-    if plan.num_speculators:
-        plural = "s" if plan.num_speculators > 1 else ""
-        words += f" + {plan.num_speculators} speculator{plural} over {plan.speculator_level}"
+    words = in_words(plan.mode, plan.tp, plan.num_speculators, plan.speculator_level)
     return words if plan.mode == "none" else f"{words}, lookahead {plan.lookahead}"
 
 

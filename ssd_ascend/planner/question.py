@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ssd_ascend.config.plan import Memory, Mode, Speed, Wish
+from ssd_ascend.config.plan import Memory, Mode, Speed, Wish, in_words
 from ssd_ascend.config.preset import Preset
 from ssd_ascend.config.speculation import FanOutSpec
 from ssd_ascend.config.topology import Topology
-from ssd_ascend.planner.cost import Cost, Load
+from ssd_ascend.planner.cost import Cost, Load, shard
 from ssd_ascend.planner.machine import Machine
 from ssd_ascend.planner.memory import speculator_memory, target_memory
 from ssd_ascend.planner.placement import Placement, place
@@ -36,15 +36,18 @@ class Layout:
     @property
     def devices(self) -> int:
         """Devices that one replica takes, spares included."""
-        first = self.placement.replicas[0]
-        return len(first.ranks) + len(first.spare)
+        return self.placement.replicas[0].size
+
+    @property
+    def own_worker(self) -> bool:
+        """Whether a target starts its speculator itself; see `Plan.own_worker`."""
+        level = self.placement.level
+        return level is not None and self.cost.in_place(self.speculators, level)
 
     @property
     def what(self) -> str:
         """In words, for the list of alternatives."""
-        helpers = f" + {self.speculators} speculator{'s' if self.speculators > 1 else ''}" if self.speculators else ""
-        far = f" over {self.placement.level}" if self.placement.level else ""
-        return f"{self.mode}, TP {self.tp}{helpers}{far}"
+        return in_words(self.mode, self.tp, self.speculators, self.placement.level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +141,9 @@ class Question:
         )
         if not speculators or self.draft is None:
             return target, None
-        shard = -(-wish.batch // speculators)
+        sequences = shard(wish.batch, speculators)
         return target, speculator_memory(
-            self.topology, self.draft, sequences=shard, context=wish.context, processes=processes
+            self.topology, self.draft, sequences=sequences, context=wish.context, processes=processes
         )
 
     def place(self, tp: int, speculators: int) -> Placement | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ssd_ascend.config.plan import Reason, Speed
 from ssd_ascend.errors import flag_names
+from ssd_ascend.planner.cost import shard
 from ssd_ascend.planner.question import ASSUMED_ACCEPTANCE, ASSUMED_HIT_RATE, Layout, Question
 from ssd_ascend.planner.rules import Refusal, modes
 
@@ -77,10 +78,11 @@ def _lookahead(question: Question, best: Layout, layouts: Sequence[Layout]) -> I
 def _speculators(question: Question, best: Layout) -> Iterator[Reason]:
     if best.mode != "ssd" or question.draft is None or best.placement.level is None:
         return
-    shard = -(-question.wish.batch // best.speculators)
-    draft = best.cost.branching(question.draft, shard).total_us / 1e3
+    sequences = shard(question.wish.batch, best.speculators)
+    draft = best.cost.branching(question.draft, sequences).total_us / 1e3
     verify = best.cost.verify(best.lookahead + 1).total_us / 1e3
-    text = f"{best.speculators} speculator(s) prepare {shard} sequence(s) each in {draft:.2f} ms beside {verify:.2f} ms"
+    text = f"{best.speculators} speculator(s) prepare {sequences} sequence(s) each in {draft:.2f} ms beside "
+    text += f"{verify:.2f} ms"
     if draft > verify:
         bound = (
             "there is one sequence only" if question.wish.batch == 1 else "more of them would not help, or do not fit"
@@ -112,7 +114,7 @@ def _messages(question: Question, best: Layout) -> Iterator[Reason]:
         f"one packed message each way: {message.down_bytes / 1e3:.0f} kB down, {message.up_bytes / 1e3:.1f} kB up "
         f"({law}), {message.us / 1e3:.3f} ms a round",
     )
-    if best.cost.in_place(best.speculators, level):
+    if best.own_worker:
         yield Reason(
             "own worker",
             "the target starts its speculator itself, on the next device: these read one another's memory, so that "

@@ -9,6 +9,7 @@ from ssd_ascend.config.plan import Alternative, Mode, Plan, Speed, Wish
 from ssd_ascend.config.preset import Preset
 from ssd_ascend.config.topology import Topology
 from ssd_ascend.planner import rules
+from ssd_ascend.planner.cost import shard
 from ssd_ascend.planner.machine import Machine
 from ssd_ascend.planner.placement import Placement
 from ssd_ascend.planner.question import Layout, Question
@@ -69,13 +70,13 @@ def _ahead(
     question: Question, draft: Shape, tp: int, speculators: int, placement: Placement
 ) -> tuple[list[Layout], bool]:
     """The layouts of one number of speculators, and whether drafting hides behind verifying at every lookahead."""
-    shard = -(-question.wish.batch // speculators)
+    sequences = shard(question.wish.batch, speculators)
     layouts, hidden = [], True
     for lookahead in question.lookaheads:
         cost = question.cost(tp, lookahead)
         speed = cost.ahead(draft, speculators, placement.level or question.machine.names[0])
         layouts.append(Layout("ssd", tp, speculators, lookahead, placement, speed, cost))
-        hidden &= cost.branching(draft, shard).total_us <= cost.verify(lookahead + 1).total_us
+        hidden &= cost.branching(draft, sequences).total_us <= cost.verify(lookahead + 1).total_us
     return layouts, hidden
 
 
@@ -112,7 +113,7 @@ def _plan(question: Question, best: Layout, layouts: list[Layout], refusals: lis
         tp=best.tp,
         lookahead=0 if best.mode == "none" else best.lookahead,
         speculator_level=best.placement.level,
-        own_worker=_starts_its_own(best),
+        own_worker=best.own_worker,
         replicas=best.placement.replicas,
         times=best.cost.times(best.speculators, best.placement.level),
         speeds=speeds,
@@ -122,12 +123,6 @@ def _plan(question: Question, best: Layout, layouts: list[Layout], refusals: lis
         alternatives=_alternatives(best, layouts),
         calibrated=question.topology.calibrated is not None,
     )
-
-
-def _starts_its_own(best: Layout) -> bool:
-    """Whether a target starts its speculator itself; see `Plan.own_worker`."""
-    level = best.placement.level
-    return level is not None and best.cost.in_place(best.speculators, level)
 
 
 def _speeds(question: Question, best: Layout, layouts: list[Layout]) -> tuple[Speed, ...]:
