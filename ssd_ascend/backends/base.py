@@ -361,8 +361,12 @@ class Backend(Protocol):
     capabilities: Capabilities
     ops: Ops
 
+    def num_devices(self) -> int | None:
+        """How many devices this machine has; None where there are as many as one likes."""
+        ...
+
     def device(self, index: int) -> torch.device:
-        """The index-th device; makes it current where the runtime has such a notion."""
+        """The index-th device, ConfigError when there is none; made current where the runtime has such a notion."""
         ...
 
     def describe(self, device: torch.device) -> str:

@@ -131,6 +131,8 @@ def join_group(
         raise ConfigError(
             "this process already has a torch.distributed group", remedy="close it first, or serve from another process"
         )
+    # ranks meet under the number of their group, and an attempt that failed leaves its own behind
+    distributed.distributed_c10d._world.group_count = 0
     try:
         distributed.init_process_group(
             library,

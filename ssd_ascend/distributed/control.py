@@ -1,7 +1,8 @@
 """The line between rank 0 of a model, which decides, and the ranks that follow it: one small message down per step.
 
 Plain sockets, because rank 0 must say what comes next before any collective can run, and because a socket shows the
-death of its other end at once where a collective would wait. Up the line go signs of life, and a last sentence.
+death of its other end at once where a collective would wait. Up the line go signs of life, one word that a rank is
+ready to meet the others, and a last sentence.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ _LENGTH: Final = struct.Struct("=I")
 _RANK: Final = struct.Struct("=I")
 _NOTHING: Final = _LENGTH.pack(0)
 """Down the line: leave. Up the line: I am alive."""
+_READY: Final = 0xFFFFFFFF
+"""Up the line, for a length: I am about to join the group."""
 _ALIVE_EVERY_S: Final = 1.0
 SILENCE_S: Final = 30.0
 """A rank that gives no sign of life for so long counts as dead: stopped, or cut off."""
@@ -54,7 +57,10 @@ class Leader:
         self._on_failure = on_failure
         self._silence_s = silence_s
         self._closing = False
-        self._failed = threading.Event()
+        self._absent = set(lines)
+        """Ranks that are not ready yet."""
+        self._changed = threading.Condition()
+        """Of `failure` and `_absent`."""
         self._thread = threading.Thread(target=self._watch, name="ssd-rank-watch", daemon=True)
         self._thread.start()
 
@@ -75,8 +81,19 @@ class Leader:
 
     def lost(self, *, wait_s: float) -> WorkerError | None:
         """The loss of a rank that is behind some other error, given a moment to show; None when there is none."""
-        self._failed.wait(wait_s)
+        with self._changed:
+            self._changed.wait_for(lambda: self.failure is not None, wait_s)
         return None if self.failure is None else _lost(self.failure)
+
+    def call_roll(self, *, timeout_s: float) -> None:
+        """Wait until every rank is ready to join the group. WorkerError when one is lost, or is not in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.failure is not None or not self._absent, timeout_s)
+        self.check()
+        if self._absent:
+            raise WorkerError(
+                f"ranks {sorted(self._absent)} were not ready within {timeout_s:g} s", remedy="look at their own output"
+            )
 
     def close(self) -> None:
         """Tell every rank to leave. May be called twice."""
@@ -99,11 +116,7 @@ class Leader:
         while not self._closing:
             for number, _ in poll.poll(1000.0 * _ALIVE_EVERY_S / 4.0):
                 rank = ranks[number]
-                try:
-                    last_words = _hear(self._lines[rank])
-                except OSError:
-                    last_words = self._fate(rank) or "is gone"
-                if last_words is not None:
+                if (last_words := self._hear(rank)) is not None:
                     return self._fail(f"rank {rank} {last_words}")
                 heard[rank] = time.monotonic()
             for rank, when in heard.items():
@@ -111,30 +124,38 @@ class Leader:
                     return self._fail(f"rank {rank} gave no sign of life for {self._silence_s:g} s")
         return None
 
+    def _hear(self, rank: int) -> str | None:
+        """None for a sign of life, else the last words of a rank, or how it ended without any."""
+        line = self._lines[rank]
+        try:
+            (length,) = _LENGTH.unpack(_take(line, _LENGTH.size))
+            if length == _READY:
+                with self._changed:
+                    self._absent.discard(rank)
+                    self._changed.notify_all()
+            if length in (0, _READY):
+                return None
+            if length > _MOST_TEXT:
+                return f"talks nonsense: a last word of {length} bytes"
+            return f"failed: {_take(line, length).decode('utf-8', 'replace')}"
+        except OSError:
+            return self._fate(rank) or "is gone"
+
     def _fail(self, reason: str) -> None:
         if self._closing:
             return
-        self.failure = reason
+        with self._changed:
+            self.failure = reason
+            self._changed.notify_all()
         log.error("%s: the target cannot go on", reason)
         for line in self._lines.values():
             with contextlib.suppress(OSError):  # wakes a sender of ours, and tells the other ranks
                 line.shutdown(socket.SHUT_RDWR)
-        self._failed.set()
         self._on_failure()
 
 
 def _lost(reason: str) -> WorkerError:
     return WorkerError(reason, remedy="its own message is above; a target needs all its ranks, so start it again")
-
-
-def _hear(line: socket.socket) -> str | None:
-    """None for a sign of life, else the last words of a rank. Raises OSError when it left without any."""
-    (length,) = _LENGTH.unpack(_take(line, _LENGTH.size))
-    if length == 0:
-        return None
-    if length > _MOST_TEXT:
-        return f"talks nonsense: a last word of {length} bytes"
-    return f"failed: {_take(line, length).decode('utf-8', 'replace')}"
 
 
 def _take(line: socket.socket, size: int) -> bytes:
@@ -167,6 +188,11 @@ class Follower:
             return _take(self._line, length) if length else None
         except OSError:
             return None
+
+    def ready(self) -> None:
+        """Tell the leader that nothing stands between this rank and the group."""
+        with self._sending, contextlib.suppress(OSError):  # who waits for the group learns of a lost leader
+            self._line.sendall(_LENGTH.pack(_READY))
 
     def fail(self, reason: str) -> None:
         """Tell the leader why this rank cannot go on."""

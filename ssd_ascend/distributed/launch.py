@@ -1,6 +1,6 @@
 """Where the ranks of one model come from: started here as processes of our own, or found as those of `torchrun`.
 
-`lead` is called by rank 0's builder and returns once all have met; every other rank begins with `call`.
+`lead` is called by rank 0's builder and returns once all have met; every other rank begins with `call`, then `meet`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +36,7 @@ _LAST_WORDS_S: Final = 3.0
 """A broken collective may be seen before the broken line that explains it."""
 _MEETING: Final = "ssd_ascend/control"
 _STDERR: Final = 2
+_LOOK_EVERY_S: Final = 0.25
 _BOOT: Final = """
 import signal
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0 decides
@@ -180,7 +183,8 @@ def _lead_own(library: str, device: torch.device, size: int, entry: str, config:
         children = Children(entry, config, size, meeting)
         cleanup.callback(children.close)
         leader = _gather(listener, size, children.fate)
-        collectives = _form(leader, library, distributed.FileStore(meeting.store, size), device, size)
+        store = distributed.FileStore(meeting.store, size)
+        collectives = _form(leader, lambda: join_group(library, store, 0, size, device))
         return Ranks(collectives, leader, cleanup.pop_all())
     raise AssertionError("an exit stack hides no error")
 
@@ -192,7 +196,8 @@ def _lead_found(library: str, device: torch.device, place: Place) -> Ranks:
     with contextlib.closing(tcp.Listener(host, 0, secret)) as listener:
         store.set(_MEETING, json.dumps([host, listener.port, secret]))
         leader = _gather(listener, place.size, lambda rank: None)
-    return Ranks(_form(leader, library, store, device, place.size), leader, contextlib.ExitStack())
+    collectives = _form(leader, lambda: join_group(library, store, 0, place.size, device))
+    return Ranks(collectives, leader, contextlib.ExitStack())
 
 
 def _gather(listener: tcp.Listener, size: int, fate: Callable[[int], str | None]) -> control.Leader:
@@ -200,17 +205,37 @@ def _gather(listener: tcp.Listener, size: int, fate: Callable[[int], str | None]
     return control.Leader(lines, fate=fate, on_failure=GroupCollectives.abort)
 
 
-def _form(
-    leader: control.Leader, library: str, store: distributed.Store, device: torch.device, size: int
-) -> GroupCollectives:
+def _form(leader: control.Leader, join: Callable[[], GroupCollectives]) -> GroupCollectives:
+    """The group, once all ranks are ready for it; closes the line when it does not come about."""
     try:
-        return join_group(library, store, 0, size, device)
-    except WorkerError as error:
-        reason = leader.lost(wait_s=_LAST_WORDS_S)
+        leader.call_roll(timeout_s=START_TIMEOUT_S)
+        return _joined(leader, join)
+    except BaseException as error:
+        lost = leader.lost(wait_s=_LAST_WORDS_S) if isinstance(error, WorkerError) else None
         leader.close()
-        if reason is None:
+        if lost is None:
             raise
-        raise reason from error
+        raise lost from error
+
+
+def _joined(leader: control.Leader, join: Callable[[], GroupCollectives]) -> GroupCollectives:
+    """What `join` gives; WorkerError when a rank is lost meanwhile.
+
+    Joining waits inside the library for every rank, where nothing wakes it. So another thread does it, which is left
+    there when a rank is lost: a daemon that holds nothing.
+    """
+    met: Future[GroupCollectives] = Future()
+
+    def work() -> None:
+        try:
+            met.set_result(join())
+        except BaseException as error:  # whatever it is, the caller's thread raises it
+            met.set_exception(error)
+
+    threading.Thread(target=work, name="ssd-join", daemon=True).start()
+    while not wait([met], _LOOK_EVERY_S).done:
+        leader.check()
+    return met.result()
 
 
 def call(place: Place, meeting: Meeting | None) -> tuple[distributed.Store, control.Follower]:
@@ -221,6 +246,14 @@ def call(place: Place, meeting: Meeting | None) -> tuple[distributed.Store, cont
     store = _torchrun_store(place)
     host, port, secret = json.loads(store.get(_MEETING))
     return store, control.join(host, port, secret, place.rank)
+
+
+def meet(
+    library: str, store: distributed.Store, line: control.Follower, place: Place, device: torch.device
+) -> GroupCollectives:
+    """Any other rank, when it has its device: join the group. Rank 0 goes there once all have come so far."""
+    line.ready()
+    return join_group(library, store, place.rank, place.size, device)
 
 
 def _torchrun_store(place: Place) -> distributed.Store:

@@ -39,6 +39,8 @@ def gather_ranks(config: EngineConfig, backend: Backend, model: ModelConfig) -> 
             f"this process is rank {place.rank} of {size}, which follows rank 0",
             remedy="call ssd_ascend.engine.rank.follow(config) in it",
         )
+    if place is None:
+        _check_devices(backend, size)
     config = with_thread_share(config, backend, place)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -52,6 +54,13 @@ def with_thread_share(config: EngineConfig, backend: Backend, place: Place | Non
     if config.threads is not None or place is not None or not backend.capabilities.host_memory:
         return config
     return replace(config, threads=max(1, torch.get_num_threads() // config.tensor_parallel))
+
+
+def _check_devices(backend: Backend, size: int) -> None:
+    """ConfigError, in the backend's words, when ranks of our own would find no device."""
+    there = backend.num_devices()
+    if there is not None and there < size:  # else nothing is asked: a device that was made current holds memory
+        backend.device(size - 1)
 
 
 def _check_shares(model: ModelConfig, size: int) -> None:

@@ -13,9 +13,9 @@ import torch
 
 from ssd_ascend import env
 from ssd_ascend.config.engine import EngineConfig
-from ssd_ascend.distributed.collectives import GroupCollectives, join_group
+from ssd_ascend.distributed.collectives import GroupCollectives
 from ssd_ascend.distributed.control import Follower
-from ssd_ascend.distributed.launch import Meeting, Place, call, torchrun_place
+from ssd_ascend.distributed.launch import Meeting, Place, call, meet, torchrun_place
 from ssd_ascend.engine.builder import load_target, open_backend
 from ssd_ascend.engine.executor import drop_graphs
 from ssd_ascend.engine.gather import from_plain
@@ -52,7 +52,7 @@ def _serve(config: EngineConfig, place: Place, meeting: Meeting | None) -> None:
         try:
             backend = open_backend(config)
             device = backend.device(place.local_rank)
-            collectives = join_group(backend.collective, store, place.rank, place.size, device)
+            collectives = meet(backend.collective, store, line, place, device)
             loaded = load_target(config, backend, device, collectives)
             run_steps(loaded.runner, collectives, line)
             drop_graphs(loaded.runner)

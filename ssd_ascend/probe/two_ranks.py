@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ssd_ascend.backends.base import Backend
-from ssd_ascend.distributed.collectives import GroupCollectives, join_group
-from ssd_ascend.distributed.launch import Meeting, Place, call, lead
+from ssd_ascend.distributed.collectives import GroupCollectives
+from ssd_ascend.distributed.launch import Meeting, Place, call, lead, meet
 
 Work = Callable[[Backend, torch.device, GroupCollectives], object]
 """What both ranks do, each on its device."""
@@ -36,7 +36,7 @@ def second_of_two(spec: Mapping[str, Any], backend: Backend, work: Work) -> None
     store, line = call(place, Meeting(*spec["meeting"]))
     with contextlib.closing(line):
         device = backend.device(place.local_rank)
-        group = join_group(backend.collective, store, place.rank, place.size, device)
+        group = meet(backend.collective, store, line, place, device)
         work(backend, device, group)
         line.receive()
         group.close()

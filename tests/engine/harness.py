@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.config.speculation import SpeculationConfig
 from ssd_ascend.core.request import EngineRequest, TokenDelta
@@ -36,6 +38,18 @@ any batch; `--device npu` on an NPU, or an emulated one (in float16)."""
 BLOCK = 128 if DEVICE == "npu" else 16
 """Tokens of a KV block: the edges these tests walk along. An NPU has larger ones only."""
 FAMILIES = {"llama": llama_config, "qwen2": qwen2_config, "qwen3": qwen3_config, "qwen3_moe": qwen3_moe_config}
+
+
+def needs_devices(count: int, device: str = DEVICE) -> None:
+    """Skip the calling test where the machine has fewer."""
+    there = load_backend(device).num_devices()
+    if there is not None and there < count:
+        pytest.skip(f"needs {count} devices, and there are {there}")
+
+
+def dtype_across_ranks() -> str:
+    """For comparing different numbers of ranks: a sum is rounded once a rank, which 16 bits turn into other tokens."""
+    return "float32" if torch.float32 in load_backend(DEVICE).capabilities.dtypes else DTYPE
 
 
 def write_pair(directory: Path, family: str, *, vocab: int = 24, noise: float = 0.05, eos: int = 2) -> Path:

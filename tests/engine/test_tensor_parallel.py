@@ -23,7 +23,17 @@ from ssd_ascend.engine.gather import from_plain, to_plain
 from ssd_ascend.engine.step_message import pack_step, unpack_step
 from ssd_ascend.errors import ConfigError, TransportError, WorkerError
 from ssd_ascend.runtime.inputs import Row
-from tests.engine.harness import drive, greedy, make_engine, prompts_of, run, speculation
+from tests.engine.harness import (
+    DTYPE,
+    drive,
+    dtype_across_ranks,
+    greedy,
+    make_engine,
+    needs_devices,
+    prompts_of,
+    run,
+    speculation,
+)
 
 PROMPTS = prompts_of([1, 5, 17, 33, 16])
 
@@ -58,8 +68,10 @@ def steps(engine: Engine, count: int) -> None:
 )
 def test_tokens_are_those_of_one_rank(pairs: dict[str, Path], family: str, size: int) -> None:
     """4 ranks share 2 key-value heads. Prompts in chunks, mixed with decoding rows."""
-    alone = run(pairs[family], PROMPTS, greedy(8), max_batched_tokens=40, max_num_seqs=4)
-    engine = make_engine(pairs[family], tensor_parallel=size, max_batched_tokens=40, max_num_seqs=4)
+    needs_devices(size)
+    options: dict[str, Any] = {"dtype": dtype_across_ranks(), "max_batched_tokens": 40, "max_num_seqs": 4}
+    alone = run(pairs[family], PROMPTS, greedy(8), **options)
+    engine = make_engine(pairs[family], tensor_parallel=size, **options)
     try:
         assert len(rank_pids(engine)) == size - 1
         assert drive(engine, PROMPTS, greedy(8)).tokens == alone.tokens
@@ -79,17 +91,27 @@ def test_tokens_are_those_of_one_rank(pairs: dict[str, Path], family: str, size:
 )
 def test_speculation_over_two_ranks(pair: Path, speculator: str, options: dict[str, Any]) -> None:
     """Features are whole on rank 0, drafts reach every rank, acceptance is that of one rank."""
+    needs_devices(2)
     config = speculation(pair, speculator, **options)
-    plain = run(pair, PROMPTS, greedy(16))
-    shared = run(pair, PROMPTS, greedy(16), config, tensor_parallel=2)
-    assert shared.tokens == plain.tokens
+    dtype = dtype_across_ranks()
+    shared = run(pair, PROMPTS, greedy(16), config, tensor_parallel=2, dtype=dtype)
+    assert shared.tokens == run(pair, PROMPTS, greedy(16), dtype=dtype).tokens
     assert shared.stats.speculation.drafted > 0
     if speculator == "sd":  # what the other drafts depends on time
-        alone = run(pair, PROMPTS, greedy(16), config)
+        alone = run(pair, PROMPTS, greedy(16), config, dtype=dtype)
         assert shared.stats.speculation.accepted == alone.stats.speculation.accepted
 
 
+@pytest.mark.skipif(dtype_across_ranks() == DTYPE, reason="compared with one rank, in this dtype, above")
+def test_speculation_is_exact_among_as_many_ranks(pair: Path) -> None:
+    """In the dtype that is served: sums over the same ranks round alike, whatever the batch."""
+    needs_devices(2)
+    plain = run(pair, PROMPTS, greedy(16), tensor_parallel=2)
+    assert run(pair, PROMPTS, greedy(16), speculation(pair, "sd"), tensor_parallel=2).tokens == plain.tokens
+
+
 def test_a_killed_rank_is_named_and_nothing_hangs(pair: Path) -> None:
+    needs_devices(2)
     engine = make_engine(pair, tensor_parallel=2)
     try:
         engine.submit(EngineRequest(id=0, prompt_token_ids=[3, 4, 5], sampling=greedy(400)))
@@ -108,6 +130,7 @@ def test_a_killed_rank_is_named_and_nothing_hangs(pair: Path) -> None:
 
 def test_a_rank_that_cannot_load_says_why(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the other rank fails: rank 0, which waits for it in a collective, gets its sentence."""
+    needs_devices(2)
     from ssd_ascend.engine import gather
 
     def spoiled(config: EngineConfig) -> dict[str, Any]:
@@ -143,6 +166,7 @@ def test_a_configuration_survives_json(pair: Path) -> None:
 
 def test_no_rank_outlives_its_leader(pair: Path) -> None:
     """The leader is killed without a word; the others see it, and leave."""
+    needs_devices(2)
     program = (
         "import sys; from pathlib import Path; from tests.engine.harness import make_engine\n"
         "engine = make_engine(Path(sys.argv[1]), tensor_parallel=2)\n"

@@ -44,6 +44,10 @@ class CpuBackend:
             wide_activations=self._library is not None,
         )
 
+    def num_devices(self) -> int | None:
+        """One, that any number of processes may share."""
+        return None
+
     def device(self, index: int) -> torch.device:
         """The CPU, whatever the index."""
         return torch.device("cpu")

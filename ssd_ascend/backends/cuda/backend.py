@@ -53,11 +53,15 @@ class CudaBackend:
             streams_overlap=True,
         )
 
+    def num_devices(self) -> int:
+        """Those that this process may see."""
+        return torch.cuda.device_count()
+
     def device(self, index: int) -> torch.device:
         """The index-th GPU, made current; ConfigError when there are fewer."""
-        if index >= torch.cuda.device_count():
+        if index >= self.num_devices():
             raise ConfigError(
-                f"there is no GPU {index}: this machine has {torch.cuda.device_count()}",
+                f"there is no GPU {index}: this machine has {self.num_devices()}",
                 remedy="ask for fewer devices, or check CUDA_VISIBLE_DEVICES",
             )
         device = torch.device("cuda", index)

@@ -56,12 +56,16 @@ class NpuBackend:
             row_invariant=False,
         )
 
+    def num_devices(self) -> int:
+        """Those that this process may see. An A3 card is two devices."""
+        count: int = self._npu.device_count()
+        return count
+
     def device(self, index: int) -> torch.device:
-        """The index-th NPU, made current; ConfigError when there are fewer. An A3 card is two devices."""
-        count = self._npu.device_count()
-        if index >= count:
+        """The index-th NPU, made current; ConfigError when there are fewer."""
+        if index >= self.num_devices():
             raise ConfigError(
-                f"there is no NPU {index}: this machine has {count}",
+                f"there is no NPU {index}: this machine has {self.num_devices()}",
                 remedy="ask for fewer devices, or check ASCEND_RT_VISIBLE_DEVICES",
             )
         device = torch.device("npu", index)

@@ -1,0 +1,82 @@
+"""Ranks that never become a group: rank 0 says why, in seconds, also while the library of collectives waits for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import NoReturn
+
+import pytest
+import torch
+from torch import distributed
+
+from ssd_ascend.backends.base import Backend
+from ssd_ascend.backends.registry import load_backend
+from ssd_ascend.config.engine import EngineConfig
+from ssd_ascend.config.model import model_config_from_hf
+from ssd_ascend.distributed.launch import lead
+from ssd_ascend.engine import gather
+from ssd_ascend.errors import ConfigError, WorkerError
+from tests.toys import llama_config
+
+PATIENCE_S = 20.0
+"""A fraction of what the library would wait; most of it is a process that starts."""
+
+
+@pytest.fixture
+def waiting_library() -> Iterator[str]:
+    """A library whose groups never come about, and whose waiting nothing ends."""
+    name = "waiting"
+
+    def create(*_: object) -> NoReturn:
+        time.sleep(3.0 * PATIENCE_S)
+        raise RuntimeError("nobody came")
+
+    if name not in distributed.Backend.backend_list:
+        distributed.Backend.register_backend(name, create, devices=["cpu"])
+    yield name
+    assert not distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("entry", "size", "why"),
+    [
+        ("without_a_device", 4, "rank 3 failed: there is no device 3"),
+        ("killed_while_joining", 2, r"rank 1 \(process \d+\) was killed by SIGKILL"),
+    ],
+)
+def test_a_rank_that_does_not_join_ends_the_waiting(waiting_library: str, entry: str, size: int, why: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(WorkerError, match=why):
+        lead(
+            waiting_library, torch.device("cpu"), size,
+            entry=f"tests.engine.ranks_that_fail:{entry}", config={}, place=None,
+        )  # fmt: skip
+    assert time.monotonic() - began < PATIENCE_S
+
+
+def test_more_ranks_than_devices_start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backend itself says what there is."""
+
+    class TwoDevices:
+        capabilities = load_backend("cpu").capabilities
+
+        def num_devices(self) -> int:
+            return 2
+
+        def device(self, index: int) -> torch.device:
+            if index >= 2:
+                raise ConfigError(f"there is no device {index}: this machine has 2")
+            return torch.device("cpu")
+
+    def start(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("ranks were started")
+
+    monkeypatch.setattr(gather, "lead", start)
+    backend: Backend = TwoDevices()  # type: ignore[assignment]
+    model = model_config_from_hf(llama_config(), where="x")
+    with pytest.raises(ConfigError, match="there is no device 3: this machine has 2"):
+        gather.gather_ranks(EngineConfig(model="x", tensor_parallel=4), backend, model)
+    with pytest.raises(AssertionError, match="ranks were started"):
+        backend.collective = "none"
+        gather.gather_ranks(EngineConfig(model="x", tensor_parallel=2), backend, model)
