@@ -229,7 +229,7 @@ def _joined(leader: control.Leader, join: Callable[[], GroupCollectives]) -> Gro
     def work() -> None:
         try:
             met.set_result(join())
-        except BaseException as error:  # whatever it is, the caller's thread raises it
+        except BaseException as error:  # noqa: BLE001  whatever it is, the caller's thread raises it
             met.set_exception(error)
 
     threading.Thread(target=work, name="ssd-join", daemon=True).start()
