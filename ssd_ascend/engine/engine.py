@@ -135,7 +135,11 @@ class Engine:
         return failed + deltas
 
     def _propose(self, plan: StepPlan) -> Speculation:
-        return self._speculator.propose(plan.decoding) if self._speculates else Speculation.declined(len(plan.decoding))
+        if not self._speculates:
+            return Speculation.declined(len(plan.decoding))
+        if plan.prefills and not plan.decoding:
+            self._speculator.prepare([chunk.seq for chunk in plan.prefills])
+        return self._speculator.propose(plan.decoding)
 
     def _fail(self, verification: Verification) -> list[TokenDelta]:
         """End the sequences whose logits were no numbers; the others go on."""

@@ -46,6 +46,10 @@ class Speculator(Protocol):
         """Drafts for each row, at most `row.max_drafts` of them."""
         ...
 
+    def prepare(self, sequences: Rows[Sequence]) -> None:
+        """The coming step reads prompts, all or parts of these, and nobody decodes in it."""
+        ...
+
     def observe(self, sequences: Rows[Sequence], verification: Verification) -> None:
         """The step's outcomes, before the scheduler commits them: row i of `verification` belongs to sequences[i].
 

@@ -16,7 +16,7 @@ from ssd_ascend.errors import ConfigError, TransportError
 from ssd_ascend.log import get_logger
 from ssd_ascend.speculation.identity import identity_of
 from ssd_ascend.speculation.setup import DraftSetup
-from ssd_ascend.speculation.worker_client import Worker
+from ssd_ascend.speculation.workers import Worker
 from ssd_ascend.transport import tcp
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.messages import PROTOCOL_VERSION, Hello, Refusal

@@ -20,7 +20,7 @@ from ssd_ascend import trace
 from ssd_ascend.errors import SsdError, TransportError
 from ssd_ascend.log import fields, get_logger
 from ssd_ascend.speculation import worker_process
-from ssd_ascend.speculation.worker_client import Worker
+from ssd_ascend.speculation.workers import Worker
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.link import DEFAULT_KIND, Link, make_link
 from ssd_ascend.transport.messages import PROTOCOL_VERSION, Hello, Message, Shutdown

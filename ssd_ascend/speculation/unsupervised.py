@@ -5,7 +5,7 @@ What failed here would fail again. Filled in by `worker_link.py` and `worker_thr
 
 from __future__ import annotations
 
-from ssd_ascend.speculation.worker_client import Worker
+from ssd_ascend.speculation.workers import Worker
 from ssd_ascend.transport.base import Transport
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Container, Iterable, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -24,8 +24,8 @@ from ssd_ascend.speculation.answer_check import check_answer
 from ssd_ascend.speculation.pulse import Pulse
 from ssd_ascend.speculation.recent import Recent
 from ssd_ascend.speculation.told_ahead import ToldAhead
-from ssd_ascend.transport.base import Transport
-from ssd_ascend.transport.messages import Answer, Attach, Foreseen, Hello, Request, Update, WorkerStats
+from ssd_ascend.speculation.workers import Worker, WorkerLink
+from ssd_ascend.transport.messages import Answer, Attach, Foreseen, Request, Update, WorkerStats
 
 _PATIENCE_MOST_S = 1.0
 _PATIENCE_LEAST_S = 0.05
@@ -36,44 +36,6 @@ _BUSY_FACTOR = 6.0
 """A worker that computes may be silent for so many times longer than one that does not."""
 _SLACK_S = 1e-3
 """A worker that idles for longer in every round can be told of a step a little later."""
-
-
-class Worker(NamedTuple):
-    """A worker that said hello. `generation` tells it from the ones before it."""
-
-    transport: Transport
-    hello: Hello
-    generation: int
-
-
-class WorkerLink(Protocol):
-    """Where workers come from. All calls return at once."""
-
-    def current(self) -> Worker | None:
-        """The worker in service, or None while there is none."""
-        ...
-
-    def report(self, generation: int, reason: str) -> None:
-        """The worker of this generation is of no use any more: end it and bring another."""
-        ...
-
-    def health(self) -> str | None:
-        """None when a worker is in service, else one sentence saying why there is none."""
-        ...
-
-    @property
-    def restarts(self) -> int:
-        """Workers lost so far."""
-        ...
-
-    @property
-    def work_s(self) -> float | None:
-        """Processor seconds the worker in service has used, None where that cannot be told."""
-        ...
-
-    def close(self) -> None:
-        """End the worker for good."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +91,8 @@ class WorkerClient:
         """Likewise, by the request that has no answer yet."""
         self._open: dict[int, Update] = {}
         """Outcomes of this step that nothing is known for yet, by sequence."""
+        self._expected: set[int] = set()
+        """Sequences whose prompts the worker may still be reading: nobody waits for their first drafts."""
         self._idle_s, self._idle_before_s = Recent(), 0.0
         self._told = 0
         """The last request whose round was told ahead."""
@@ -160,12 +124,19 @@ class WorkerClient:
         """The target id of every draft id, None when the vocabularies are one."""
         return None if self._worker is None else self._worker.hello.to_target
 
+    def expect(self, attaches: list[Attach]) -> None:
+        """Have the worker read these prompts while the target reads them, and foresee the first token."""
+        self.post(attaches, [], {attach.seq_id: Asked(len(attach.token_ids), looked_up=False) for attach in attaches})
+        self._expected.update(self.attached.intersection(attach.seq_id for attach in attaches))
+
     def look_up(self, updates: Rows[Update]) -> bool:
         """Before `post`: take what was told ahead. True when the step need not wait for an answer: all outcomes were
         foreseen, and who is new gets nothing yet anyway."""
         self._found, self._open = set(), {}
         self._drain()
-        self._open = {update.outcome.seq_id: update for update in updates}
+        self._found.update(self._expected.intersection(update.outcome.seq_id for update in updates))
+        self._expected -= self._found
+        self._open = {u.outcome.seq_id: u for u in updates if u.outcome.seq_id not in self._found}
         self._settle(self._found)
         return not self._open
 
@@ -285,6 +256,7 @@ class WorkerClient:
         for seq_id in seq_ids:
             self._offers.pop(seq_id, None)
             self._open.pop(seq_id, None)
+            self._expected.discard(seq_id)
             self._ahead.forget([seq_id])
             if seq_id in self.attached:
                 self.attached.discard(seq_id)
@@ -338,6 +310,7 @@ class WorkerClient:
         self._idle_s.add(message.stats.idle_s - self._idle_before_s)
         self._idle_before_s = message.stats.idle_s
         self._told = message.number
+        self._expected.difference_update(message.seq_ids)
         self._ahead.take_in(message, self.attached)
         if self._open and self._number in self._found_of:
             self._settle(self._found_of[self._number])
@@ -385,6 +358,7 @@ class WorkerClient:
         self._posted_s.clear()
         self._found_of.clear()
         self._open.clear()
+        self._expected.clear()
         self._ahead.clear()
         self._usual_s = Recent()
         self._idle_s, self._idle_before_s = Recent(), 0.0

@@ -32,8 +32,8 @@ from ssd_ascend.speculation.rehearsal import rehearse
 from ssd_ascend.speculation.setup import DrafterKind, DraftSetup, TargetFacts, TargetSide
 from ssd_ascend.speculation.supervisor import WorkerSupervisor
 from ssd_ascend.speculation.unsupervised import UnsupervisedLink
-from ssd_ascend.speculation.worker_client import Worker, WorkerLink
 from ssd_ascend.speculation.worker_thread import ThreadLink
+from ssd_ascend.speculation.workers import Worker, WorkerLink
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.inprocess import InProcessTransport
 from ssd_ascend.transport.link import DeviceLink, Link, Meeting
@@ -105,10 +105,10 @@ def _lives_in_a_thread(setup: DraftSetup) -> bool:
         return config.worker == "thread"
     # a target of one rank, and no line over devices was asked for
     alone = setup.share is not None and config.worker_line != "device"
-    return alone and setup.backend.capabilities.streams_overlap and _is_beside_the_target(setup)
+    return alone and setup.backend.capabilities.streams_overlap and is_beside_the_target(setup)
 
 
-def _is_beside_the_target(setup: DraftSetup) -> bool:
+def is_beside_the_target(setup: DraftSetup) -> bool:
     """Whether the worker's device is the target's own."""
     return _draft_device(setup) == (setup.backend.name, setup.device.index or 0)
 
@@ -116,7 +116,7 @@ def _is_beside_the_target(setup: DraftSetup) -> bool:
 def _in_a_thread(side: TargetSide) -> ThreadLink:
     """A worker beside the target, on the target's own device."""
     setup = side.setup
-    if not _is_beside_the_target(setup):
+    if not is_beside_the_target(setup):
         raise ConfigError(
             f"a draft worker in a thread is on the target's device, not on {setup.config.draft_device}",
             remedy="leave --draft-device out, or --worker at its default",

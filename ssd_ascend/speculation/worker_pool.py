@@ -14,7 +14,8 @@ import torch
 from ssd_ascend.core.batch import Awaited
 from ssd_ascend.core.sequence import Sequence
 from ssd_ascend.core.stats import SpeculationStats
-from ssd_ascend.speculation.worker_client import Asked, Offer, WorkerClient, WorkerLink
+from ssd_ascend.speculation.worker_client import Asked, Offer, WorkerClient
+from ssd_ascend.speculation.workers import WorkerLink
 from ssd_ascend.transport.messages import Attach, Update
 
 _SUMMED = ("lookups", "hits", "target_wait_s", "draft_idle_s", "wasted", "cache_bytes")
@@ -81,17 +82,25 @@ class WorkerPool:
 
     def post(self, attaches: list[Attach], updates: list[Update], asked: Mapping[int, Asked]) -> None:
         """Send each worker the outcomes of its sequences; new ones go to the emptiest."""
-        loads = {id(client): len(client.attached) for client in self._ready}
-        news: dict[int, list[Attach]] = {id(client): [] for client in self._ready}
-        for attach in attaches:
-            least = min(loads, key=lambda key: loads[key])
-            loads[least] += 1
-            news[least].append(attach)
-        for client in self._ready:
-            own = news[id(client)]
+        for client, own in self._shared_out(attaches):
             known = [update for update in updates if update.outcome.seq_id in client.attached]
             ids = {attach.seq_id for attach in own} | {update.outcome.seq_id for update in known}
             client.post(own, known, {seq_id: asked[seq_id] for seq_id in ids})
+
+    def _shared_out(self, attaches: list[Attach]) -> list[tuple[WorkerClient, list[Attach]]]:
+        """Which worker gets which of the new ones: the emptiest the next one."""
+        loads = [len(client.attached) for client in self._ready]
+        news: list[list[Attach]] = [[] for _ in loads]
+        for attach in attaches:
+            least = loads.index(min(loads))
+            loads[least] += 1
+            news[least].append(attach)
+        return list(zip(self._ready, news, strict=True))
+
+    def expect(self, attaches: list[Attach]) -> None:
+        """See `WorkerClient.expect`; the emptiest read them."""
+        for client, own in self._shared_out(attaches):
+            client.expect(own)
 
     def look_up(self, updates: Rows[Update]) -> bool:
         """See `WorkerClient.look_up`; each worker is asked for its own sequences."""

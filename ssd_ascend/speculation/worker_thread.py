@@ -20,7 +20,7 @@ from ssd_ascend.log import get_logger
 from ssd_ascend.speculation.draft_worker import DraftWorker
 from ssd_ascend.speculation.setup import DraftSetup
 from ssd_ascend.speculation.unsupervised import UnsupervisedLink
-from ssd_ascend.speculation.worker_client import Worker
+from ssd_ascend.speculation.workers import Worker
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.messages import Hello
 from ssd_ascend.transport.queues import QueueTransport

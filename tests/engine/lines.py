@@ -12,8 +12,9 @@ from ssd_ascend.engine.engine import Engine
 from ssd_ascend.speculation.draft_worker import DraftWorker
 from ssd_ascend.speculation.setup import TargetSide
 from ssd_ascend.speculation.speculators.ssd import SsdSpeculator
-from ssd_ascend.speculation.worker_client import Worker, WorkerClient
+from ssd_ascend.speculation.worker_client import WorkerClient
 from ssd_ascend.speculation.worker_link import InProcessLink
+from ssd_ascend.speculation.workers import Worker
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.messages import Message
 

@@ -11,8 +11,8 @@ import torch
 
 from ssd_ascend.errors import TransportError
 from ssd_ascend.speculation.setup import TargetSide
-from ssd_ascend.speculation.worker_client import Worker
 from ssd_ascend.speculation.worker_link import InProcessLink, _open_store
+from ssd_ascend.speculation.workers import Worker
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.messages import Message, Request
 from tests.engine.harness import Run, greedy, prompts_of, run, speculation

@@ -16,7 +16,7 @@ import pytest
 
 from ssd_ascend.errors import ConfigError, TransportError
 from ssd_ascend.speculation.supervisor import RestartPolicy, WorkerState, WorkerSupervisor, introduced
-from ssd_ascend.speculation.worker_client import Worker
+from ssd_ascend.speculation.workers import Worker
 from ssd_ascend.transport.messages import PROTOCOL_VERSION, Hello, Shutdown
 from tests.engine import workers
 from tests.unit.plain_messages import answer, request, same

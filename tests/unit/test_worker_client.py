@@ -16,7 +16,8 @@ from ssd_ascend.core.speculation import Source, VerificationOutcome
 from ssd_ascend.core.stats import SpeculationStats
 from ssd_ascend.errors import TransportError
 from ssd_ascend.speculation import worker_client
-from ssd_ascend.speculation.worker_client import Asked, Worker, WorkerClient
+from ssd_ascend.speculation.worker_client import Asked, WorkerClient
+from ssd_ascend.speculation.workers import Worker
 from ssd_ascend.transport.messages import (
     PROTOCOL_VERSION,
     Answer,
@@ -506,6 +507,30 @@ def test_listening_ends_with_the_guesses_or_with_its_time(stage: Stage) -> None:
     stage.client.listen(stage.clock.now + 0.25)
     assert stage.line.waits == [pytest.approx(0.25)]
     assert stage.link.reports == []
+
+
+def test_a_prompt_that_is_read_in_time_has_drafts_at_once_and_another_is_not_waited_for(stage: Stage) -> None:
+    """The first outcome of sequence 2 was foreseen when it came; the worker still reads the prompt of sequence 3."""
+    for seq_id in (2, 3):
+        attach = Attach(
+            seq_id=seq_id, token_ids=[5] * 8, num_prompt_tokens=8, sampling=SamplingParams(), seed=0,
+            stop_ids=frozenset(),
+        )  # fmt: skip
+        stage.client.expect([attach])
+    assert [request.updates for request in stage.line.sent] == [[], []]
+    stage.line.due(dataclasses.replace(told(1, num_tokens=8), seq_ids=[2]))
+    first = [Update(outcome=VerificationOutcome(i, 0, 4), num_tokens_before=8, new_tokens=[4]) for i in (2, 3)]
+    assert stage.client.look_up(first), "nobody to wait for"
+    assert (stage.stats.lookups, stage.stats.hits) == (1, 1)
+    stage.client.post([], first, {2: Asked(9, True), 3: Asked(9, True)})
+    stage.client.collect()
+    assert stage.line.waits == [0.0] * 2, "look-up took what lay there"
+    offer = stage.client.take(sequence(9, seq_id=2))
+    assert offer is not None
+    assert offer.source is Source.HIT
+    assert stage.client.take(sequence(9, seq_id=3)) is None
+    again = [Update(outcome=VerificationOutcome(i, 0, 4), num_tokens_before=9, new_tokens=[4]) for i in (2, 3)]
+    assert not stage.client.look_up(again), "from now on both are as any other"
 
 
 @pytest.mark.parametrize("comes", [False, True])

@@ -31,6 +31,9 @@ class NoSpeculator:
         """Nothing, for every row."""
         return Speculation.declined(len(rows))
 
+    def prepare(self, sequences: Rows[Sequence]) -> None:
+        """Nothing to prepare."""
+
     def observe(self, sequences: Rows[Sequence], verification: Verification) -> None:
         """Nothing to learn."""
 

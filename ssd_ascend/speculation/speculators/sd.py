@@ -171,6 +171,9 @@ class SdSpeculator:
             known.feature_slots = self._features.slots(seq.block_table, start, num_tokens - 1)
         return known
 
+    def prepare(self, sequences: Rows[Sequence]) -> None:
+        """It shares the device, which is about to be busy."""
+
     def observe(self, sequences: Rows[Sequence], verification: Verification) -> None:
         """Learn what the step cost and how far its drafts stood; queue the next chain where that pays."""
         if self._drafted or sequences:

@@ -32,9 +32,10 @@ from ssd_ascend.speculation.ending import surely_ends
 from ssd_ascend.speculation.recent import Recent
 from ssd_ascend.speculation.remote_link import connect_all
 from ssd_ascend.speculation.setup import TargetSide
-from ssd_ascend.speculation.worker_client import Asked, Offer, WorkerLink
-from ssd_ascend.speculation.worker_link import make_link
+from ssd_ascend.speculation.worker_client import Asked, Offer
+from ssd_ascend.speculation.worker_link import is_beside_the_target, make_link
 from ssd_ascend.speculation.worker_pool import make_worker_client
+from ssd_ascend.speculation.workers import WorkerLink
 from ssd_ascend.transport.messages import Attach, Update
 
 ToHost = Callable[[Rows[torch.Tensor]], list[torch.Tensor]]
@@ -58,6 +59,7 @@ def build(side: TargetSide) -> Speculator:
         to_host=setup.backend.to_host,
         beside=None if setup.backend.capabilities.host_memory else setup.backend.stream,
         silence_s=setup.config.worker_timeout_s,
+        is_apart=bool(remote) or not is_beside_the_target(setup),
     )
 
 
@@ -119,8 +121,10 @@ class SsdSpeculator:
         to_host: ToHost,
         beside: Callable[[], AbstractContextManager[Any]] | None,
         silence_s: float,
+        is_apart: bool,
     ) -> None:
-        """beside: a context whose work runs beside the device's next step; None where the host is the device."""
+        """beside: a context whose work runs beside the device's next step; None where the host is the device.
+        is_apart: whether who drafts shares no device with the target, and can read a prompt at the same time."""
         self.stats = SpeculationStats()
         self.lookahead = lookahead
         self.wants_features = features is not None
@@ -129,6 +133,7 @@ class SsdSpeculator:
         self._device = device
         self._to_host = to_host
         self._beside = beside
+        self._is_apart = is_apart
         self._later: Callable[[], None] | None = None
         """The post that waits until the device is at work."""
         self._began_s: float | None = None
@@ -207,6 +212,24 @@ class SsdSpeculator:
 
     # -- what the worker is told ---------------------------------------------------------------------------------------
 
+    def prepare(self, sequences: Rows[Sequence]) -> None:
+        """Have the worker read the prompts too, and foresee the first token; drafts follow that at once then.
+
+        Only where it needs no features, and of greedy sequences: what is drawn is not told ahead."""
+        if not self._is_apart or self.wants_features or not self._worker.is_ready():
+            return
+        news = [
+            seq
+            for seq in sequences
+            if seq.sampling.greedy
+            and seq.sampling.speculation
+            and seq.num_remaining > 1
+            and seq.id not in self._worker.attached
+        ]
+        if news:
+            self._post_what_waits()
+            self._worker.expect([_attach(seq, []) for seq in news])
+
     def observe(self, sequences: Rows[Sequence], verification: Verification) -> None:
         """Look up and post the outcomes of every sequence that goes on."""
         if self._began_s is not None:
@@ -221,7 +244,7 @@ class SsdSpeculator:
             if seq.id not in verification.faults and not surely_ends(seq, new_tokens)
         ]
         going = [one for one in everybody if one.seq.sampling.speculation]
-        attaches = [_attach(one) for one in going if not one.known]
+        attaches = [_attach(one.seq, one.new_tokens) for one in going if not one.known]
         updates = [_update(one) for one in going if one.known]
         asked = {one.seq.id: Asked(one.num_tokens, one.known) for one in going}
         post = partial(self._post, attaches, updates, asked, self._places(going))
@@ -337,11 +360,10 @@ class SsdSpeculator:
         self._worker.close()
 
 
-def _attach(one: _Going) -> Attach:
-    seq = one.seq
+def _attach(seq: Sequence, new_tokens: list[int]) -> Attach:
     return Attach(
         seq_id=seq.id,
-        token_ids=seq.token_ids + one.new_tokens,
+        token_ids=seq.token_ids + new_tokens,
         num_prompt_tokens=seq.num_prompt_tokens,
         sampling=seq.sampling,
         seed=seq.seed,
