@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ssd_ascend import catalogue, env
 from ssd_ascend.config.engine import DTYPES, EngineConfig
 from ssd_ascend.config.speculation import FanOutSpec, SpeculationConfig
-from ssd_ascend.errors import ConfigError, flag_names
+from ssd_ascend.errors import ConfigError
 from ssd_ascend.flag_rules import check_use
 
 SPECULATORS = ("none", "sd", "ssd")
@@ -85,19 +85,6 @@ def _add_capacity_arguments(group: argparse._ArgumentGroup) -> None:
     _flag(group, "--engine-seed", dest="seed", type=int, metavar="S", help="seeds requests that bring none")
 
 
-def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags that make a door the launcher of a whole plan; see `serve/launch.py`."""
-    group = parser.add_argument_group("several processes, as planned for a cluster")
-    _flag(group, "--topology", metavar="FILE", help="a name in topology/, or a file: start the whole plan for it")
-    _flag(group, "--preset", metavar="NAME", help="the preset to serve there (with --topology)")
-    _flag(group, "--replicas", type=int, metavar="N", help="copies of the target, behind one router (default 1)")
-    _flag(group, "--batch", type=int, metavar="N", help="sequences at once that the plan is made for (default 1)")
-    _flag(group, "--context", type=int, metavar="N", help="tokens of each that the plan is made for (default 4096)")
-    _flag(group, "--speculators-per-replica", type=int, metavar="N", help="default: as planned")
-    _flag(group, "--ray", metavar="ADDRESS", help="as actors of this Ray cluster ('auto': the one around us)")
-    _flag(group, "--ray-serve", action="store_true", help="the router as a Ray Serve application (with --ray)")
-
-
 def _add_speculation_arguments(group: argparse._ArgumentGroup) -> None:
     _flag(group, "--speculator", choices=SPECULATORS, help="when drafting happens: never, in turn, or meanwhile")
     _flag(group, "--drafter", choices=DRAFTERS, help="what drafts: a small model, an EAGLE-3 head, or n-grams")
@@ -123,8 +110,6 @@ def _add_speculation_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 _SPECULATION_FIELDS = frozenset(SpeculationConfig.__dataclass_fields__)
-_LAUNCH_FIELDS = frozenset({"preset", "replicas", "batch", "context", "speculators_per_replica", "ray", "ray_serve"})
-_PLANNED_FIELDS = frozenset({"model", "lookahead", "speculators", "draft_device"})
 _ENGINE_FIELDS = frozenset(EngineConfig.__dataclass_fields__) - {"speculation", "model"}
 
 
@@ -154,19 +139,3 @@ def engine_config(args: argparse.Namespace, *, is_final: bool = True) -> EngineC
         check_use(asked, speculation)
     engine.update({name: value for name, value in given.items() if name in _ENGINE_FIELDS})
     return EngineConfig(model=model, speculation=speculation, **engine)
-
-
-def check_launch_flags(args: argparse.Namespace) -> None:
-    """Refuse, with ConfigError, flags of `add_launch_arguments` without a topology, and flags that its plan decides."""
-    given = vars(args).keys()
-    if "topology" not in given:
-        if alone := given & _LAUNCH_FIELDS:
-            raise ConfigError(
-                f"{flag_names(alone)} given, but no topology to plan for",
-                remedy="add --topology, or leave it out (one engine is named by --model)",
-            )
-    elif decided := given & _PLANNED_FIELDS:
-        raise ConfigError(
-            f"{flag_names(decided)} given, but --preset and the plan for --topology decide that",
-            remedy="leave it out, or write a preset of your own",
-        )

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from ssd_ascend import env, log
 from ssd_ascend.errors import SsdError, needs_packages
-from ssd_ascend.flags import add_engine_arguments, add_launch_arguments, check_launch_flags, engine_config
-from ssd_ascend.serve.arguments import parse_arguments, server_config
+from ssd_ascend.flags import add_engine_arguments, engine_config
+from ssd_ascend.serve.arguments import flags_of_file, parse_arguments, server_config
+from ssd_ascend.serve.launch_flags import check_launch_flags
 
 
 def main(argv: Sequence[str] | None = None, *, engine_command: Sequence[str] | None = None) -> int:
@@ -19,15 +20,16 @@ def main(argv: Sequence[str] | None = None, *, engine_command: Sequence[str] | N
     env.let_threads_sleep()
     try:
         given = sys.argv[1:] if argv is None else argv
-        args = parse_arguments(given, add_engine_arguments, add_launch_arguments)
-        if args.log_format is not None:
-            env.provide({"SSD_LOG_FORMAT": args.log_format})  # the engine and its workers write to the same place
-            log.use_format(args.log_format)
+        args = parse_arguments(given, add_engine_arguments)
+        if (log_format := getattr(args, "log_format", None)) is not None:
+            env.provide({"SSD_LOG_FORMAT": log_format})  # the engine and its workers write to the same place
+            log.use_format(log_format)
         check_launch_flags(args)
         if hasattr(args, "topology"):
-            from ssd_ascend.serve.launch import launch  # the planner, which one engine needs nothing of
+            from ssd_ascend.serve.launch import flags_for, launch  # the planner, which one engine needs nothing of
 
-            launch(args, given, _announce)
+            flags = flags_for(given, flags_of_file(given, add_engine_arguments))
+            launch(args, flags, _announce, lambda words: engine_config(parse_arguments(words, add_engine_arguments)))
             return 0
         _check_device_without_model(args)
         config, serving = engine_config(args), server_config(args)

@@ -1,4 +1,7 @@
-"""The command line of the server: its flags, `--config FILE`, and the `ServerConfig` they make. `__main__` calls it."""
+"""The command line of the server: its flags, `--config FILE`, and the `ServerConfig` they make. `__main__` calls it.
+
+A flag is named after the field it sets, and stays absent unless it was given: defaults have one home, `ServerConfig`.
+"""
 
 from __future__ import annotations
 
@@ -11,93 +14,104 @@ from typing import Any
 from ssd_ascend import env
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.serve.config import ServerConfig
+from ssd_ascend.serve.launch_flags import LAUNCH_FLAGS, add_launch_arguments
 
-_ADMIN_HOST = "127.0.0.1"
+_DEFAULT = ServerConfig()
+_MIB = 1 << 20
 AddFlags = Callable[[argparse.ArgumentParser], object]
 
 
 def build_parser(*others: AddFlags) -> argparse.ArgumentParser:
-    """The flags of this door: the server's own, and what `others` add (those of the engine, of the launcher)."""
-    parser = argparse.ArgumentParser(prog="python -m ssd_ascend.serve", description="The OpenAI-compatible server.")
+    """The flags of this door: the server's own, the launcher's, and what `others` add (those of the engine).
+
+    None may be shortened: what is passed on to other processes is told by its name.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m ssd_ascend.serve",
+        description="The OpenAI-compatible server.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
     parser.add_argument("--config", metavar="FILE", help="a TOML file of flags without their dashes; flags beat it")
     _add_server_flags(parser.add_argument_group("server"))
     _add_limit_flags(parser.add_argument_group("limits"))
     _add_operator_flags(parser.add_argument_group("operation"))
+    add_launch_arguments(parser)
     for add in others:
         add(parser)
     return parser
 
 
 def _add_server_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    group.add_argument("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (default: 8000)")
-    group.add_argument(
-        "--api-key",
-        metavar="KEY",
-        action="append",
-        default=[],
+    add = group.add_argument
+    add("--host", help=f"address to listen on (default: {_DEFAULT.host})")
+    add("--port", type=int, help=f"port to listen on; 0 takes a free one (default: {_DEFAULT.port})")
+    add(
+        "--api-key", dest="api_keys", metavar="KEY", action="append",
         help="a key clients may send, may be repeated (default: SSD_API_KEY, else none)",
-    )
-    group.add_argument(
-        "--tool-format",
-        choices=("auto", "hermes", "llama3"),
-        default="auto",
-        help="how the model writes tool calls (default: as its chat template says)",
-    )
-    group.add_argument(
-        "--cors-origin", metavar="URL", action="append", default=[], help="a site whose pages may call, may be repeated"
-    )
-    group.add_argument("--no-page", dest="has_page", action="store_false", help="no page at /")
+    )  # fmt: skip
+    add("--tool-format", choices=("auto", "hermes", "llama3"),
+        help="how the model writes tool calls (default: as its chat template says)")  # fmt: skip
+    add("--cors-origin", dest="cors_origins", metavar="URL", action="append",
+        help="a site whose pages may call, may be repeated")  # fmt: skip
+    add("--no-page", dest="has_page", action="store_false", help="no page at /")
 
 
 def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--max-queue", type=int, metavar="N", help="sequences that may wait; more get 429 (default: all)"
-    )
-    group.add_argument("--rate-limit", type=int, metavar="N", help="requests a minute and key (default: no limit)")
-    group.add_argument("--max-body-mb", type=float, default=32.0, metavar="MB", help="largest request (default: 32)")
-    group.add_argument(
-        "--read-timeout",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="seconds a request may take to arrive (default: 60)",
-    )
-    group.add_argument(
-        "--write-timeout",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="seconds a client may leave its answer unread (default: 60)",
-    )
-    group.add_argument(
-        "--request-timeout", type=float, metavar="S", help="seconds an answer may take (default: no limit)"
-    )
-    group.add_argument(
-        "--drain-timeout", type=float, default=30.0, metavar="S", help="seconds requests may go on after SIGTERM"
-    )
-    group.add_argument(
-        "--max-restarts", type=int, default=3, metavar="N", help="engines that may die in ten minutes (default: 3)"
-    )
+    def seconds(flag: str, field: str, what: str) -> None:
+        default = getattr(_DEFAULT, field)
+        told = "no limit" if default is None else f"{default:g}"
+        group.add_argument(flag, dest=field, type=float, metavar="S", help=f"seconds {what} (default: {told})")
+
+    add = group.add_argument
+    add("--max-queue", type=int, metavar="N", help="sequences that may wait; more get 429 (default: all)")
+    add("--rate-limit", type=int, metavar="N", help="requests a minute and key (default: no limit)")
+    add("--max-body-mb", dest="max_body_bytes", type=_megabytes, metavar="MB",
+        help=f"largest request (default: {_DEFAULT.max_body_bytes / _MIB:g})")  # fmt: skip
+    seconds("--read-timeout", "read_timeout_s", "a request may take to arrive")
+    seconds("--write-timeout", "write_timeout_s", "a client may leave its answer unread")
+    seconds("--request-timeout", "request_timeout_s", "an answer may take")
+    seconds("--drain-timeout", "drain_s", "requests may go on after SIGTERM")
+    add("--max-restarts", type=int, metavar="N",
+        help=f"engines that may die in ten minutes (default: {_DEFAULT.max_restarts})")  # fmt: skip
+
+
+def _megabytes(text: str) -> int:
+    """Bytes. argparse.ArgumentTypeError for what is no number of megabytes."""
+    try:
+        return round(float(text) * _MIB)
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of megabytes") from None
 
 
 def _add_operator_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--admin-port", type=int, metavar="PORT", help="serve the admin endpoint there; needs a key")
-    group.add_argument("--admin-host", default=_ADMIN_HOST, metavar="HOST", help="its address (default: %(default)s)")
-    group.add_argument("--admin-key", metavar="KEY", help="its key (default: SSD_ADMIN_KEY)")
-    group.add_argument("--access-log", action="store_true", help="log a line for every request")
-    group.add_argument("--log-format", choices=("text", "json"), help="how log lines are written (default: text)")
-    group.add_argument("--otlp-endpoint", metavar="URL", help="where OpenTelemetry traces go, as OTLP over HTTP")
+    add = group.add_argument
+    add("--admin-port", type=int, metavar="PORT", help="serve the admin endpoint there; needs a key")
+    add("--admin-host", metavar="HOST", help=f"its address (default: {_DEFAULT.admin_host})")
+    add("--admin-key", metavar="KEY", help="its key (default: SSD_ADMIN_KEY)")
+    add("--access-log", dest="has_access_log", action="store_true", help="log a line for every request")
+    add("--log-format", choices=("text", "json"), help="how log lines are written (default: text)")
+    add("--otlp-endpoint", metavar="URL", help="where OpenTelemetry traces go, as OTLP over HTTP")
 
 
 def parse_arguments(argv: Sequence[str], *others: AddFlags) -> argparse.Namespace:
     """The flags of the command line, and behind them those of `--config`. Raises ConfigError for a wrong file."""
-    parser = build_parser(*others)
+    return build_parser(*others).parse_args([*flags_of_file(argv, *others), *argv])
+
+
+def flags_of_file(argv: Sequence[str], *others: AddFlags) -> list[str]:
+    """The flags of the file that `--config` names on this command line; none where it names none."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config")
-    file = first.parse_known_args(argv)[0].config
-    from_file = [] if file is None else list(_flags_in(Path(file), parser))
-    return parser.parse_args([*from_file, *argv])
+    first.add_argument("--model")
+    named = first.parse_known_args(argv)[0]
+    if named.config is None:
+        return []
+    flags = list(_flags_in(Path(named.config), build_parser(*others)))
+    if named.model is None:
+        return flags
+    # one engine was asked for, which beats the plan of a file: the servers of a plan are started with its file
+    return [flag for flag in flags if flag.partition("=")[0] not in LAUNCH_FLAGS]
 
 
 def _flags_in(path: Path, parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -130,28 +144,10 @@ def _as_flags(name: str, value: Any) -> Iterator[str]:
 
 
 def server_config(args: argparse.Namespace) -> ServerConfig:
-    """The server that parsed flags ask for. Raises ConfigError."""
-    if args.admin_port is None and (args.admin_key is not None or args.admin_host != _ADMIN_HOST):
+    """The server that parsed flags, and the environment behind them, ask for. Raises ConfigError."""
+    given = {name: value for name, value in vars(args).items() if name in ServerConfig.__dataclass_fields__}
+    if "admin_port" not in given and given.keys() & {"admin_key", "admin_host"}:
         raise ConfigError("an admin endpoint is described, but has no port", remedy="add --admin-port")
-    own_key = env.api_key()
-    return ServerConfig(
-        host=args.host,
-        port=args.port,
-        api_keys=tuple(args.api_key) or ((own_key,) if own_key else ()),
-        tool_format=args.tool_format,
-        cors_origins=tuple(args.cors_origin),
-        has_page=args.has_page,
-        max_queue=args.max_queue,
-        max_body_bytes=round(args.max_body_mb * (1 << 20)),
-        rate_limit=args.rate_limit,
-        read_timeout_s=args.read_timeout,
-        write_timeout_s=args.write_timeout,
-        request_timeout_s=args.request_timeout,
-        drain_s=args.drain_timeout,
-        max_restarts=args.max_restarts,
-        admin_host=args.admin_host,
-        admin_port=args.admin_port,
-        admin_key=args.admin_key or env.admin_key(),
-        has_access_log=args.access_log,
-        otlp_endpoint=args.otlp_endpoint,
-    )
+    listed = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    keys = {"api_keys": (key,)} if (key := env.api_key()) else {}
+    return ServerConfig(**{"admin_key": env.admin_key(), **keys, **given, **listed})

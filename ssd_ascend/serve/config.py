@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ssd_ascend.errors import ConfigError
@@ -47,6 +48,11 @@ class ServerConfig:
             _at_least(name, getattr(self, name), 1)
         for name in ("read_timeout_s", "write_timeout_s", "request_timeout_s"):
             _at_least(name, getattr(self, name), 0.001)
+        for name in ("drain_s", "failure_grace_s"):
+            _at_least(name, getattr(self, name), 0)
+        keys = (*self.api_keys, *(() if self.admin_key is None else (self.admin_key,)))
+        if not all(key.strip() for key in keys):
+            raise ConfigError("a key is empty: it would keep nobody out", remedy="give it some text, or leave it out")
         if self.admin_port is not None and self.admin_key is None:
             raise ConfigError(
                 "the admin endpoint has no key", remedy="set SSD_ADMIN_KEY or --admin-key; it differs from the API key"
@@ -56,5 +62,5 @@ class ServerConfig:
 
 
 def _at_least(name: str, value: float | None, low: float) -> None:
-    if value is not None and value < low:
-        raise ConfigError(f"{name} is {value}: it must be at least {low:g}")
+    if value is not None and not low <= value < math.inf:
+        raise ConfigError(f"{name} is {value}: it must be a number, and at least {low:g}")

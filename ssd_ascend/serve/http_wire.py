@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from ssd_ascend.serve.http_parser import MAX_HEAD_BYTES, BadRequestError, StrictParser
 
-MAX_BODY_BYTES = 32 << 20
 _HOP = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade", b"expect"})
 """Headers that are between two neighbours only."""
 _NOT_PASSED_ON = _HOP | {b"content-length", b"transfer-encoding"}
@@ -45,8 +44,9 @@ class Request:
 class _Incoming:
     """A request on its way in, as the parser tells of it. What comes behind it is nobody's. `say` tells its client."""
 
-    def __init__(self, say: Callable[[bytes], object]) -> None:
+    def __init__(self, say: Callable[[bytes], object], max_body_bytes: int) -> None:
         self._say = say
+        self._max_body_bytes = max_body_bytes
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._body = bytearray()
@@ -80,16 +80,18 @@ class _Incoming:
         self.request = Request(method, path, tuple(self._headers), bytes(self._body), version)
 
     def _check_size(self, size: int) -> None:
-        if size > MAX_BODY_BYTES:
-            raise BadRequestError(413, f"the body is over the limit of {MAX_BODY_BYTES} bytes")
+        if size > self._max_body_bytes:
+            raise BadRequestError(413, f"the body is over the limit of {self._max_body_bytes} bytes")
 
 
-async def read_request(reader: asyncio.StreamReader, say: Callable[[bytes], object]) -> Request | None:
+async def read_request(
+    reader: asyncio.StreamReader, say: Callable[[bytes], object], max_body_bytes: int
+) -> Request | None:
     """The first request of a connection; None when the client left without one. Raises BadRequestError.
 
     say: how a client is told that it may send its body, if it asks.
     """
-    incoming = _Incoming(say)
+    incoming = _Incoming(say, max_body_bytes)
     try:
         return await _read_into(incoming, reader)
     finally:

@@ -21,17 +21,17 @@ from ssd_ascend.config.topology import Topology
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.planner import make_plan
 from ssd_ascend.serve.arguments import build_parser, server_config
+from ssd_ascend.serve.config import ServerConfig
 from ssd_ascend.serve.fleet import Fleet, Placed, place
+from ssd_ascend.serve.launch_flags import LAUNCH_FLAGS
 from ssd_ascend.serve.roles import SECRET, Flags, Role, on_devices, roles_of, with_threads
 from ssd_ascend.serve.router import Router
 from ssd_ascend.serve.routing import Replica
 
-_OURS = (
-    *("--topology", "--preset", "--replicas", "--batch", "--context", "--speculators-per-replica", "--ray"),
-    *("--host", "--port", "--tp", "--speculator", "--admin-host", "--admin-port"),
-)
+_OURS = (*LAUNCH_FLAGS, "--host", "--port", "--tp", "--speculator", "--admin-host", "--admin-port")
 """Flags that are for the launcher alone."""
-_SWITCHES = ("--ray-serve",)
+Check = Callable[[Sequence[str]], object]
+"""Raises ConfigError for the flags of a server that could not be."""
 
 
 class AnyFleet(Protocol):
@@ -74,12 +74,15 @@ def plan_for(args: argparse.Namespace) -> tuple[Plan, Topology]:
     return make_plan(topology, catalogue.find_preset(args.preset), wish, preset_name=name), topology
 
 
-def flags_for(argv: Sequence[str]) -> Flags:
+def flags_for(argv: Sequence[str], from_file: Sequence[str] = ()) -> Flags:
     """What the processes get of the command line: targets all but the plan's, ours and the addresses; speculators of
-    that only what is the engine's."""
-    target = _without(argv, dict.fromkeys(_OURS, True) | dict.fromkeys(_SWITCHES, False))
+    that only what is the engine's.
+
+    from_file: the flags of the file that `--config` names. Targets get its name instead, for there may be keys in it.
+    """
     server = {name: action.nargs != 0 for action in build_parser()._actions for name in action.option_strings}
-    return Flags(tuple(target), tuple(_without(target, server)))
+    ours = {name: server.get(name, True) for name in _OURS}
+    return Flags(tuple(_without(argv, ours)), tuple(_without([*from_file, *argv], server | ours)))
 
 
 def _without(argv: Sequence[str], options: Mapping[str, bool]) -> list[str]:
@@ -97,16 +100,27 @@ def _without(argv: Sequence[str], options: Mapping[str, bool]) -> list[str]:
     return kept
 
 
-def launch(args: argparse.Namespace, argv: Sequence[str], announce: Callable[[str], None]) -> None:
-    """Carry the plan out until told to stop. Raises ConfigError when it cannot be."""
+def launch(args: argparse.Namespace, flags: Flags, announce: Callable[[str], None], check: Check) -> None:
+    """Carry the plan out until told to stop. Raises ConfigError when it cannot be.
+
+    flags: of `flags_for`. check: told the flags of a target.
+    """
     plan, topology = plan_for(args)
-    server_config(args)  # what every replica would refuse, and be restarted for, is refused here
+    serving = server_config(args)
     env.provide({SECRET: secrets.token_hex(32)})  # for the lines between our own processes
-    roles = roles_of(plan, topology, flags_for(argv))
+    roles = roles_of(plan, topology, flags)
     if Path(args.preset).suffix == ".toml":  # a preset of the user's own is a file to our processes, too
         roles = [_renamed(role, plan.preset, args.preset) for role in roles]
+    check(_a_target(roles))  # what every replica would refuse, and be restarted for, is refused here
     announce(f"plan: {_summary(plan)}")
-    asyncio.run(_serve(args, roles, topology, announce))
+    asyncio.run(_serve(args, serving, roles, topology, announce))
+
+
+def _a_target(roles: Sequence[Role]) -> list[str]:
+    """The flags of one of the targets, with addresses that stand for those to come."""
+    target = next(role for role in roles if role.kind == "target")
+    beside = [role for role in roles if role.kind == "speculator" and role.replica == target.replica]
+    return target.command("127.0.0.1", 1, [f"127.0.0.1:{port}" for port in range(2, 2 + len(beside))])[1:]
 
 
 def _renamed(role: Role, name: str, path: str) -> Role:
@@ -122,16 +136,20 @@ def _summary(plan: Plan) -> str:
 
 
 async def _serve(
-    args: argparse.Namespace, roles: list[Role], topology: Topology, announce: Callable[[str], None]
+    args: argparse.Namespace,
+    serving: ServerConfig,
+    roles: list[Role],
+    topology: Topology,
+    announce: Callable[[str], None],
 ) -> None:
     fleet = _fleet(args, roles, topology)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):  # not before: Ray brings handlers of its own
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     targets = [each for each in fleet.placed if each.role.kind == "target"]
-    front = _front(args, [Replica(each.role.name, each.host, each.port) for each in targets])
-    port = await front.start(args.host, args.port)
-    url = f"http://{args.host}:{port}"
+    front = _front(args, serving, [Replica(each.role.name, each.host, each.port) for each in targets])
+    port = await front.start(serving.host, serving.port)
+    url = f"http://{serving.host}:{port}"
     announce(f"loading; {url}/health says which replicas are ready")
     fleet.start()
     ready = asyncio.create_task(front.wait_until_ready())
@@ -140,13 +158,13 @@ async def _serve(
         await stop.wait()
     finally:
         ready.cancel()
-        await front.close(args.drain_timeout)
-        await fleet.close(args.drain_timeout)
+        await front.close(serving.drain_s)
+        await fleet.close(serving.drain_s)
 
 
-def _front(args: argparse.Namespace, replicas: list[Replica]) -> AnyFront:
+def _front(args: argparse.Namespace, serving: ServerConfig, replicas: list[Replica]) -> AnyFront:
     if not hasattr(args, "ray_serve"):
-        return Router(replicas)
+        return Router(replicas, serving)
     from ssd_ascend.serve.ray_front import ServeFront
 
     return ServeFront(replicas)

@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ssd_ascend.log import get_logger
+from ssd_ascend.serve.config import ServerConfig
 from ssd_ascend.serve.http_answers import answer, error, head_of
 from ssd_ascend.serve.http_parser import MAX_HEAD_BYTES, BadRequestError
 from ssd_ascend.serve.http_wire import Request, read_request
 from ssd_ascend.serve.routing import Replica, block_names, choose
 
 _CHUNK = 64 << 10
-_READ_S = 60.0
-"""How long a request may take to arrive."""
 _CONNECT_S = 2.0
 _LINGER_S = 1.0
 _PROBE_S = 5.0
@@ -45,10 +44,12 @@ class Health(NamedTuple):
 
 
 class Router:
-    """The replicas, and the connections under way. Lives in one asyncio loop."""
+    """The replicas, and the connections under way. Lives in one asyncio loop. Of `limits`, it holds to those on what a
+    request may be: how large, and how long in coming."""
 
-    def __init__(self, replicas: Sequence[Replica]) -> None:
+    def __init__(self, replicas: Sequence[Replica], limits: ServerConfig | None = None) -> None:
         self.replicas = list(replicas)
+        self._limits = limits or ServerConfig()
         self._served_by_prefix = 0
         self._open: set[asyncio.Task[None]] = set()
         self._probing: asyncio.Task[None] | None = None
@@ -98,11 +99,13 @@ class Router:
             writer.close()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        patience_s = self._limits.read_timeout_s
         try:
-            async with asyncio.timeout(_READ_S):
-                request = await read_request(reader, writer.write)
+            async with asyncio.timeout(patience_s):
+                request = await read_request(reader, writer.write, self._limits.max_body_bytes)
         except TimeoutError:
-            await _refuse(BadRequestError(408, f"the request took longer than {_READ_S:g} s to arrive"), reader, writer)
+            late = BadRequestError(408, f"the request took longer than {patience_s:g} s to arrive")
+            await _refuse(late, reader, writer)
             return
         except BadRequestError as bad:
             await _refuse(bad, reader, writer)

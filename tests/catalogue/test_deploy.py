@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from ssd_ascend import catalogue, plan, speculate
-from ssd_ascend.flags import add_engine_arguments, add_launch_arguments, engine_config
+from ssd_ascend.flags import add_engine_arguments, engine_config
 from ssd_ascend.serve.arguments import parse_arguments
 from ssd_ascend.serve.launch import plan_for
 from ssd_ascend.serve.roles import Flags, roles_of
@@ -49,12 +49,12 @@ def check(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
             written = ("svg", "rank_table", "rank_table_version", "inventory", "json")
             assert plan.run({k: v for k, v in vars(args).items() if k not in written}) == 0
     elif module == "ssd_ascend.serve":
-        args = parse_arguments(flags, add_engine_arguments, add_launch_arguments)
+        args = parse_arguments(flags, add_engine_arguments)
         if hasattr(args, "topology"):
             found, topology = plan_for(args)
             for role in roles_of(found, topology, Flags()):
                 if role.module == module:
-                    own = parse_arguments(role.flags, add_engine_arguments, add_launch_arguments)
+                    own = parse_arguments(role.flags, add_engine_arguments)
                     assert engine_config(own).speculation.speculator == found.mode
         else:
             speculation = engine_config(args).speculation

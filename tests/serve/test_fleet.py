@@ -16,7 +16,7 @@ import pytest
 from ssd_ascend import catalogue
 from ssd_ascend.config.plan import Wish
 from ssd_ascend.errors import ConfigError
-from ssd_ascend.flags import add_engine_arguments, add_launch_arguments
+from ssd_ascend.flags import add_engine_arguments
 from ssd_ascend.planner import make_plan
 from ssd_ascend.serve import launch
 from ssd_ascend.serve.arguments import parse_arguments
@@ -182,9 +182,7 @@ def test_a_target_over_several_nodes_is_a_process_for_each_rank() -> None:
     assert meeting(roles[5], "host", 9000) == {
         "RANK": "5", "WORLD_SIZE": "16", "LOCAL_RANK": "0", "MASTER_ADDR": "host", "MASTER_PORT": "9000",
     }  # fmt: skip
-    args = parse_arguments(
-        ["--topology", topology.name, "--preset", name, "--tp", "16"], add_engine_arguments, add_launch_arguments
-    )
+    args = parse_arguments(["--topology", topology.name, "--preset", name, "--tp", "16"], add_engine_arguments)
     with pytest.raises(ConfigError, match=r"uses 4 nodes .*--ray ADDRESS"):
         launch._fleet(args, roles, topology)
 

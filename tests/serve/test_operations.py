@@ -15,11 +15,14 @@ import httpx
 import pytest
 
 from ssd_ascend.errors import ConfigError
-from ssd_ascend.flags import add_engine_arguments, add_launch_arguments
-from ssd_ascend.serve.arguments import parse_arguments, server_config
+from ssd_ascend.flags import add_engine_arguments, engine_config
+from ssd_ascend.serve.__main__ import main
+from ssd_ascend.serve.arguments import flags_of_file, parse_arguments, server_config
+from ssd_ascend.serve.config import ServerConfig
 from ssd_ascend.serve.errors import ApiError
-from ssd_ascend.serve.launch import launch, plan_for
+from ssd_ascend.serve.launch import flags_for, launch, plan_for
 from ssd_ascend.serve.limits import QueueLimit, RateLimit
+from ssd_ascend.serve.roles import roles_of
 from tests.serve.live import PATIENCE_S, LiveServer, eventually
 
 HI = {"prompt": "hi", "max_tokens": 4}
@@ -239,7 +242,81 @@ def test_an_admin_endpoint_without_a_port_is_none() -> None:
         plan_for(parse_arguments(["--admin-port", "0"]))
     whole = ["--topology", "laptop-cpu", "--preset", "smollm2-135m", "--admin-key", "k"]
     with pytest.raises(ConfigError, match="has no port"):
-        launch(parse_arguments(whole, add_engine_arguments, add_launch_arguments), whole, print)
+        launch(parse_arguments(whole, add_engine_arguments), flags_for(whole), print, list)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--worker", "process"], "--worker given, but sd drafts in this process"),
+        (["--speculator", "none", "--draft", "d"], "no speculator uses it"),
+        (["--max-body-mb", "0"], "max_body_bytes is 0"),
+        (["--kv-cache-gb", "1", "--num-kv-blocks", "9"], "both say how large"),
+    ],
+)
+def test_what_every_server_of_a_plan_would_refuse_is_refused_by_the_launcher(
+    flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They would be started again and again."""
+    assert main(["--topology", "laptop-cpu", "--preset", "smollm2-135m-eagle3", *flags]) == 1
+    said = capsys.readouterr()
+    assert words in said.err
+    assert said.out == ""
+
+
+def test_a_plan_from_a_file(tmp_path: Path) -> None:
+    """Its servers are started with the same file, which may hold keys; what of it is the launcher's is not theirs."""
+    file = tmp_path / "server.toml"
+    file.write_text(
+        'topology = "laptop-cpu"\npreset = "smollm2-135m-eagle3"\nreplicas = 2\nray-serve = false\n'
+        'host = "::"\napi-key = "k"\ndtype = "float32"\ntp = 1\nno-graphs = true'
+    )
+    argv = ["--config", str(file), "--max-num-seqs", "3"]
+    args = parse_arguments(argv, add_engine_arguments)
+    plan, topology = plan_for(args)
+    assert len(plan.replicas) == 2
+    flags = flags_for(argv, flags_of_file(argv, add_engine_arguments))
+    assert flags.speculator == ("--dtype=float32", "--no-graphs", "--max-num-seqs", "3")
+    role = roles_of(plan, topology, flags)[-1]
+    own = parse_arguments(role.command("127.0.0.1", 9)[1:], add_engine_arguments)
+    assert not hasattr(own, "topology")
+    assert engine_config(own).speculation.speculator == plan.mode
+    config = server_config(own)
+    assert (config.host, config.port, config.api_keys, own.dtype) == ("127.0.0.1", 9, ("k",), "float32")
+
+
+def test_a_flag_is_not_shortened(capsys: pytest.CaptureFixture[str]) -> None:
+    """What the launcher takes for its own, and what it passes on, is told by whole names."""
+    with pytest.raises(SystemExit):
+        parse_arguments(["--topo", "laptop-cpu"], add_engine_arguments)
+    assert "unrecognized arguments: --topo" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--read-timeout", "nan"], "read_timeout_s is nan"),
+        (["--request-timeout", "inf"], "request_timeout_s is inf"),
+        (["--drain-timeout", "-1"], "drain_s is -1"),
+        (["--drain-timeout", "nan"], "drain_s is nan"),
+        (["--api-key", ""], "a key is empty"),
+        (["--admin-port", "0", "--admin-key", " "], "a key is empty"),
+    ],
+)
+def test_limits_that_are_none_are_refused(flags: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        server_config(parse_arguments(flags))
+
+
+@pytest.mark.parametrize("text", ["inf", "nan", "x"])
+def test_what_is_no_size_of_a_body(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_arguments(["--max-body-mb", text])
+    assert f"'{text}' is no number of megabytes" in capsys.readouterr().err
+
+
+def test_defaults_have_one_home() -> None:
+    assert server_config(parse_arguments([])) == ServerConfig()
 
 
 def test_the_admin_endpoint_needs_a_key_of_its_own() -> None:

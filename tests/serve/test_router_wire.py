@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from ssd_ascend.serve import router
+from ssd_ascend.serve.config import ServerConfig
 from ssd_ascend.serve.http_parser import BadRequestError
-from ssd_ascend.serve.http_wire import MAX_BODY_BYTES, Request, read_request
+from ssd_ascend.serve.http_wire import Request, read_request
+from ssd_ascend.serve.router import Router
 from tests.serve.odd_requests import ALLOWED, REFUSED, get, post
+
+MOST = 1 << 20
 
 
 def read(sent: bytes, *, piece: int = 1 << 16) -> Request | None:
     async def main() -> Request | None:
         reader = asyncio.StreamReader()
-        reading = asyncio.create_task(read_request(reader, lambda said: None))
+        reading = asyncio.create_task(read_request(reader, lambda said: None, MOST))
         for start in range(0, len(sent), piece):
             reader.feed_data(sent[start : start + piece])
             await asyncio.sleep(0)
@@ -67,8 +71,8 @@ def test_what_follows_a_request_is_nobodys() -> None:
 
 def test_a_body_is_bounded_by_what_it_says_and_by_what_comes() -> None:
     for sent in (
-        post(b"Content-Length: %d\r\n" % (MAX_BODY_BYTES + 1)),
-        post(b"Transfer-Encoding: chunked\r\n", b"%x\r\n" % (MAX_BODY_BYTES + 1) + b"a" * (MAX_BODY_BYTES + 1)),
+        post(b"Content-Length: %d\r\n" % (MOST + 1)),
+        post(b"Transfer-Encoding: chunked\r\n", b"%x\r\n" % (MOST + 1) + b"a" * (MOST + 1)),
     ):
         with pytest.raises(BadRequestError) as refused:
             read(sent)
@@ -81,11 +85,11 @@ def test_a_client_that_leaves() -> None:
         read(post(b"Content-Length: 9\r\n"))
 
 
-def answer_to(sent: bytes) -> bytes:
+def answer_to(sent: bytes, **limits: Any) -> bytes:
     """What a router without replicas says."""
 
     async def main() -> bytes:
-        front = router.Router([])
+        front = Router([], ServerConfig(**limits))
         port = await front.start("127.0.0.1", 0)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(sent)
@@ -98,9 +102,8 @@ def answer_to(sent: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("sent", [b"GET /hea", post(b"Content-Length: 9\r\n")], ids=["half a head", "half a body"])
-def test_the_router_does_not_wait_for_ever(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router, "_READ_S", 0.1)
-    assert answer_to(sent).startswith(b"HTTP/1.1 408 ")
+def test_the_router_does_not_wait_for_ever(sent: bytes) -> None:
+    assert answer_to(sent, read_timeout_s=0.1).startswith(b"HTTP/1.1 408 ")
 
 
 def test_who_pipelines_or_leaves_bytes_behind_has_not_left() -> None:
@@ -118,5 +121,5 @@ def test_who_asks_before_it_sends_a_body_is_told_to_go_on() -> None:
     assert said.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 503 ")
     old = post(b"Content-Length: 3\r\nExpect: 100-continue\r\n").replace(b"HTTP/1.1", b"HTTP/1.0")
     assert answer_to(old).startswith(b"HTTP/1.1 503 ")
-    refused = answer_to(post(b"Content-Length: %d\r\nExpect: 100-continue\r\n" % (MAX_BODY_BYTES + 1), b""))
+    refused = answer_to(post(b"Content-Length: 10\r\nExpect: 100-continue\r\n", b""), max_body_bytes=9)
     assert refused.startswith(b"HTTP/1.1 413 ")

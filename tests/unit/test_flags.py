@@ -11,7 +11,8 @@ from ssd_ascend import generate
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.errors import ConfigError
-from ssd_ascend.flags import add_engine_arguments, add_launch_arguments, check_launch_flags, engine_config
+from ssd_ascend.flags import add_engine_arguments, engine_config
+from ssd_ascend.serve.launch_flags import add_launch_arguments, check_launch_flags
 
 
 def parsed(*flags: str) -> EngineConfig:
@@ -167,6 +168,7 @@ def test_flags_that_go_together_are_taken_without_a_word(
         (("--model", "m", "--ray", "auto", "--ray-serve"), "--ray, --ray-serve given"),
         (("--topology", "t", "--preset", "p", "--model", "m"), "--model given, but --preset"),
         (("--topology", "t", "--preset", "p", "--lookahead", "3"), "--lookahead given, but --preset"),
+        (("--topology", "t", "--preset", "p", "--draft-device", "cpu"), "--draft-device given, but --preset"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
