@@ -76,6 +76,7 @@ def run_check(args: argparse.Namespace) -> int:
         model=model.source,
         draft=model.draft,
         drafter=model.drafter or "model",
+        prompts=golden.prompts,
     )
     fresh = record(options, _tell)
     rows = compare(golden, fresh)

@@ -1,4 +1,4 @@
-"""Engines that run to the end over fixed prompts, greedily: their tokens, how close each choice was, how drafts fared.
+"""Engines that run to the end over the same prompts, greedily: tokens, how close each choice was, how drafts fared.
 
 Plain decoding, and both speculators with each drafter there are weights for. The draft worker lives in the engine's
 process, where a run is the same every time. Called by `recording`.
@@ -16,10 +16,8 @@ from ssd_ascend.core.request import EngineRequest, TokenDelta
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.engine.builder import build_engine
 from ssd_ascend.engine.engine import Engine
-from ssd_ascend.parity.numbers import integers
 
 SPECULATORS = ("sd", "ssd")
-_LENGTHS = (1, 5, 17, 140)
 _TOKENS = 48
 _LOOKAHEAD = 4
 
@@ -42,12 +40,10 @@ class Pair:
 
     target: str
     drafts: dict[str, str | None]
-    vocab_size: int
 
 
-def run_all(pair: Pair, device: str, dtype: str) -> Iterator[tuple[str, list[Trace]]]:
+def run_all(pair: Pair, prompts: Sequence[list[int]], device: str, dtype: str) -> Iterator[tuple[str, list[Trace]]]:
     """Every way of decoding: its name and an answer for each prompt."""
-    prompts = [integers(f"prompt {n}", n, low=3, high=pair.vocab_size).tolist() for n in _LENGTHS]
     yield "plain", _run(pair, device, dtype, SpeculationConfig(), prompts)
     for speculator in SPECULATORS:
         for drafter, draft in pair.drafts.items():
@@ -107,7 +103,7 @@ def _add(trace: Trace, delta: TokenDelta, before: TokenDelta | None) -> None:
         trace.steps.append((new.drafted - old.drafted, new.accepted - old.accepted, new.hits - old.hits))
 
 
-def pair_of(folder: Path, vocab_size: int) -> Pair:
+def pair_of(folder: Path) -> Pair:
     """The three checkpoints of this room."""
     drafts: dict[str, str | None] = {"model": str(folder / "model"), "eagle3": str(folder / "eagle3"), "ngram": None}
-    return Pair(str(folder / "target"), drafts, vocab_size)
+    return Pair(str(folder / "target"), drafts)

@@ -19,8 +19,8 @@ from ssd_ascend.errors import ConfigError
 from ssd_ascend.parity.engines import Trace
 from ssd_ascend.parity.ops import Tensors
 
-FORMAT = "ssd_ascend golden run 1"
-"""Changes when the suite changes, so that no run is held to numbers of another suite."""
+FORMAT, FORMAT_ASKING = "ssd_ascend golden run 1", "ssd_ascend golden run 2"
+"""Change when the suite changes, so that no run is held to numbers of another suite. The second brings its prompts."""
 _ABOUT, _NUMBERS = "golden.json", "golden.safetensors"
 _MOST_BYTES = 20 << 20
 _BETWEEN = "/"
@@ -38,13 +38,15 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Golden:
-    """One recorded run. about: device, dtype, versions, date. tensors: section -> name -> output."""
+    """One recorded run. about: device, dtype, versions, date. tensors: section -> name -> output. prompts: of the
+    engines, None for those that every version makes by itself."""
 
     about: dict[str, str]
     model: Model
     tensors: dict[str, Tensors]
     verdicts: dict[str, list[list[int]]]
     traces: dict[str, list[Trace]]
+    prompts: list[list[int]] | None = None
 
     @property
     def dtype(self) -> str:
@@ -60,8 +62,8 @@ def save_golden(golden: Golden, folder: Path) -> int:
         for name, tensor in tensors.items()
     }
     numbers = save(flat)
-    about = {
-        "format": FORMAT,
+    about: dict[str, Any] = {
+        "format": FORMAT if golden.prompts is None else FORMAT_ASKING,
         "about": golden.about,
         "model": asdict(golden.model),
         "sections": list(golden.tensors),
@@ -69,6 +71,8 @@ def save_golden(golden: Golden, folder: Path) -> int:
         "verdicts": golden.verdicts,
         "traces": {name: [asdict(trace) for trace in traces] for name, traces in golden.traces.items()},
     }
+    if golden.prompts is not None:
+        about["prompts"] = golden.prompts
     text = json.dumps(about | {"sha256": _fingerprint(about)}, indent=1)
     size = len(numbers) + len(text)
     if size > _MOST_BYTES:
@@ -93,10 +97,10 @@ def load_golden(folder: Path) -> Golden:
         ) from error
     except ValueError as error:
         raise ConfigError(f"{folder / _ABOUT} is damaged: {error}", remedy=again) from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
+    if not isinstance(data, dict) or data.get("format") not in (FORMAT, FORMAT_ASKING):
         found = data.get("format") if isinstance(data, dict) else None
         raise ConfigError(
-            f"{folder} holds {found!r}, and this version checks {FORMAT!r}",
+            f"{folder} holds {found!r}, and this version checks {FORMAT!r} and {FORMAT_ASKING!r}",
             remedy="record and check with the same version of ssd_ascend",
         )
     said = data.pop("sha256", None)
@@ -119,7 +123,7 @@ def _golden(data: dict[str, Any], flat: dict[str, torch.Tensor]) -> Golden:
         ]
         for name, own in data["traces"].items()
     }
-    return Golden(data["about"], Model(**data["model"]), tensors, data["verdicts"], traces)
+    return Golden(data["about"], Model(**data["model"]), tensors, data["verdicts"], traces, data.get("prompts"))
 
 
 def _fingerprint(about: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ import torch
 from ssd_ascend import catalogue
 from ssd_ascend.backends.base import Backend
 from ssd_ascend.backends.registry import load_backend
-from ssd_ascend.parity import checkpoints, numbers
+from ssd_ascend.parity import checkpoints, numbers, prompts
 from ssd_ascend.parity.drafts import draft_views
 from ssd_ascend.parity.engines import Pair, Trace, pair_of, run_all
 from ssd_ascend.parity.golden import Golden, Model
@@ -29,13 +29,15 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What to run and where. Without a model: the three checkpoints of this room."""
+    """What to run and where. Without a model: the three checkpoints of this room. prompts: those of a golden run, None
+    for our own."""
 
     device: str | None
     dtype: str = "auto"
     model: str | None = None
     draft: str | None = None
     drafter: str = "model"
+    prompts: list[list[int]] | None = None
 
 
 def record(options: Options, tell: Tell) -> Golden:
@@ -58,10 +60,17 @@ def record(options: Options, tell: Tell) -> Golden:
                 tensors[f"drafter {drafter}"] = draft_views(pair.target, drafter, draft, backend, device, name)
         judged = verdicts(backend, device)
         traces: dict[str, list[Trace]] = {}
-        for way, own in run_all(pair, backend.name, name):
+        asked = options.prompts
+        if asked is None and options.model is not None:
+            asked = prompts.questions(Path(pair.target))
+        for way, own in run_all(pair, asked or _made(pair), backend.name, name):
             tell(f"engine: {way}")
             traces[way] = own
-    return Golden(_about(backend, device, name), model, tensors, judged, traces)
+    return Golden(_about(backend, device, name), model, tensors, judged, traces, asked)
+
+
+def _made(pair: Pair) -> list[list[int]]:
+    return prompts.built_in(read_config(Path(pair.target)).vocab_size)
 
 
 def _bench(backend: Backend, device: torch.device, dtype: torch.dtype) -> Bench:
@@ -83,7 +92,7 @@ def _models(options: Options, scratch: Path) -> tuple[Model, Pair]:
     if options.model is None:
         written = checkpoints.write_checkpoints(scratch)
         flat = {f"{model} {name}": tensor for model, own in written.items() for name, tensor in own.items()}
-        return Model(numbers.digest(flat)), pair_of(scratch, checkpoints.VOCAB)
+        return Model(numbers.digest(flat)), pair_of(scratch)
     target = catalogue.resolve_model(options.model)
     drafts: dict[str, str | None] = {"ngram": None}
     paths = [target]
@@ -93,7 +102,7 @@ def _models(options: Options, scratch: Path) -> tuple[Model, Pair]:
         paths.append(draft)
     drafter = None if options.draft is None else options.drafter
     model = Model(" ".join(map(_file_digest, paths)), options.model, drafter, options.draft)
-    return model, Pair(str(target), drafts, read_config(target).vocab_size)
+    return model, Pair(str(target), drafts)
 
 
 def _file_digest(path: Path) -> str:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from ssd_ascend.backends.registry import load_backend
+from ssd_ascend.parity import prompts, recording
 from ssd_ascend.parity.__main__ import main
 from ssd_ascend.parity.checkpoints import write_checkpoints
 from ssd_ascend.parity.comparing import compare, passed
-from ssd_ascend.parity.golden import load_golden
+from ssd_ascend.parity.golden import load_golden, save_golden
 from ssd_ascend.parity.numbers import digest, integers, normal
+from ssd_ascend.text.tokenizer import Tokenizer
+from tests.engine.harness import write_pair
+from tests.unit.text_toys import byte_level_backend, write_directory
 
 GOLDENS = sorted(path.parent for path in Path(__file__).parent.glob("goldens/*/golden.json"))
 
@@ -48,6 +53,31 @@ def test_every_accepted_length_and_cache_hits_occur(recorded: Path) -> None:
 def test_the_cpu_answers_what_recorded_devices_answered(golden: Path, recorded: Path) -> None:
     rows = compare(load_golden(golden), load_golden(recorded))
     assert passed(rows), [row for row in rows if not passed([row])]
+
+
+def test_a_real_model_is_asked_questions_and_they_travel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who checks asks what was asked, whatever its own questions are."""
+    backend = byte_level_backend()
+    target = write_pair(tmp_path, "llama", vocab=backend.get_vocab_size()) / "target"
+    write_directory(target, backend, eos_token="</s>")
+    folder = tmp_path / "golden"
+    assert main(["record", "--device", "cpu", "--model", str(target), "--out", str(folder)]) == 0
+    golden = load_golden(folder)
+    asked = prompts.questions(target)
+    assert golden.prompts == asked
+    assert asked is not None
+    assert Tokenizer.load(target).decode(asked[0], skip_special_tokens=True) == "What is the capital of France?"
+    save_golden(replace(golden, prompts=[[5, 6, 7], *asked[1:]]), folder)
+    assert main(["check", str(folder), "--device", "cpu"]) == 1
+    assert "tokens plain" in capsys.readouterr().out
+    assert load_golden(folder).prompts == [[5, 6, 7], *asked[1:]]
+
+
+def test_a_model_that_cannot_read_gets_numbers(tmp_path: Path) -> None:
+    target = write_pair(tmp_path, "llama") / "target"
+    assert prompts.questions(target) is None
+    options = recording.Options(device="cpu", model=str(target))
+    assert recording.record(options, lambda _: None).prompts is None
 
 
 def test_a_wrong_operator_is_found(
