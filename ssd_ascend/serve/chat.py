@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -13,17 +12,14 @@ from starlette.responses import Response
 from ssd_ascend.engine.answers import Answer, AnswerDelta, AnswerStats, stats_dict
 from ssd_ascend.errors import RequestError
 from ssd_ascend.serve.chat_plan import plan_chat
-from ssd_ascend.serve.encoding import encode_json
+from ssd_ascend.serve.envelope import Envelope, Json
 from ssd_ascend.serve.errors import renamed
 from ssd_ascend.serve.logprobs import TokenSpelling, chat_logprobs
 from ssd_ascend.serve.parts import CallArguments, CallStart, Part, Pipeline, Reasoning, Text
 from ssd_ascend.serve.protocol import ChatRequest
-from ssd_ascend.serve.state import ServerState, new_id
-from ssd_ascend.serve.streaming import EventTemplate, usage_of
+from ssd_ascend.serve.state import ServerState
 from ssd_ascend.serve.strict import parse
 from ssd_ascend.serve.token_sources import TokenSources
-
-Json = dict[str, object]
 
 
 async def chat_completions(state: ServerState, request: Request) -> Response:
@@ -82,20 +78,20 @@ class _ChatWriter:
         self._sources = defaultdict[int, TokenSources](TokenSources)
         self._called: set[int] = set()
         """Answers that have made a call."""
-        self._head: Json = {
-            "id": new_id("chatcmpl"),
-            "object": "chat.completion.chunk" if asked.stream else "chat.completion",
-            "created": int(time.time()),
-            "model": model,
-        }
-        self._template = EventTemplate(self._head, usage_is_null=asked.wants_usage_chunk)
+        self._envelope = Envelope(
+            "chat.completion.chunk" if asked.stream else "chat.completion",
+            model,
+            prefix="chatcmpl",
+            n=num_answers,
+            usage_chunk=asked.wants_usage_chunk,
+        )
 
     # -- streamed ----------------------------------------------------------------------------------------------------
 
     def opening(self) -> bytes:
         """The role of each answer."""
         start: Json = {"role": "assistant", "content": ""}
-        return b"".join([self._template.fill(_chunk(index, start)) for index in range(self._n)])
+        return b"".join([self._envelope.event(_chunk(index, start)) for index in range(self._n)])
 
     def event(self, delta: AnswerDelta) -> bytes:
         """What one step brought to one answer, as one chunk or several."""
@@ -111,7 +107,7 @@ class _ChatWriter:
         if chunks:
             chunks[0] |= more
             chunks[-1] |= self._ending(delta)
-        return b"".join([self._template.fill(chunk) for chunk in chunks])
+        return b"".join([self._envelope.event(chunk) for chunk in chunks])
 
     def _prose_event(self, delta: AnswerDelta, *, is_last: bool) -> bytes:
         """The same where all of the text is the answer: the way of most streams, so it is short."""
@@ -122,7 +118,7 @@ class _ChatWriter:
         chunk |= more
         if is_last:
             chunk |= self._ending(delta)
-        return self._template.fill(chunk)
+        return self._envelope.event(chunk)
 
     def _extras(self, piece: AnswerDelta | Answer) -> Json:
         """What goes with the tokens rather than with their text."""
@@ -146,15 +142,13 @@ class _ChatWriter:
 
     def closing(self, stats: dict[int, AnswerStats]) -> bytes:
         """The token counts, when asked for."""
-        return self._template.usage(usage_of(stats, n=self._n)) if self._asked.wants_usage_chunk else b""
+        return self._envelope.closing(stats)
 
     # -- whole -------------------------------------------------------------------------------------------------------
 
     def whole(self, answers: list[Answer]) -> bytes:
         """The response that is not streamed."""
-        stats = {answer.index: answer.stats for answer in answers if answer.stats is not None}
-        choices = [self._choice(answer) for answer in answers]
-        return encode_json({**self._head, "choices": choices, "usage": usage_of(stats, n=self._n)})
+        return self._envelope.whole([self._choice(answer) for answer in answers], answers)
 
     def _choice(self, answer: Answer) -> Json:
         parts = self._pipelines[answer.index].feed(answer.text, is_last=True)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ssd_ascend.engine.answers import Answer, AnswerDelta, AnswerStats
-from ssd_ascend.serve.encoding import encode_json
+from ssd_ascend.serve.envelope import Envelope, Json
 from ssd_ascend.serve.logprobs import TokenSpelling, completion_logprobs
 from ssd_ascend.serve.protocol import CompletionRequest
-from ssd_ascend.serve.state import ServerState, new_id
-from ssd_ascend.serve.streaming import EventTemplate, usage_of
+from ssd_ascend.serve.state import ServerState
 from ssd_ascend.serve.strict import parse
 
 
@@ -20,9 +19,10 @@ async def completions(state: ServerState, request: Request) -> Response:
     """Continue prompts."""
     asked = parse(CompletionRequest, await state.read_body(request))
     state.check_model(asked.model)
-    sampling = asked.to_sampling()
+    sampling, constraint = asked.to_sampling(), asked.constraint()
     state.engine.require_ready()
-    await state.check_grammar(asked.constraint())
+    await state.check_grammar(constraint)
+    sampling = replace(sampling, grammar=constraint[0] if constraint else None)
     texts = [prompt for prompt in asked.prompts if isinstance(prompt, str)]
     prompts = await state.encode(texts) if texts else [ids for ids in asked.prompts if not isinstance(ids, str)]
     echoed = [""] * len(prompts)
@@ -47,50 +47,41 @@ class _CompletionWriter:
         self._spelling = spelling
         self._n = n
         self._echoed = echoed
-        self._head: dict[str, object] = {
-            "id": new_id("cmpl"),
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-        }
-        self._template = EventTemplate(self._head, usage_is_null=asked.wants_usage_chunk)
+        self._envelope = Envelope("text_completion", model, prefix="cmpl", n=n, usage_chunk=asked.wants_usage_chunk)
 
     def opening(self) -> bytes:
         """The prompts, when they are to be echoed."""
         starts = [
             (prompt * self._n + index, text) for prompt, text in enumerate(self._echoed) for index in range(self._n)
         ]
-        return b"".join([self._template.fill(_choice(index, text)) for index, text in starts if text])
+        return b"".join([self._envelope.event(_choice(index, text)) for index, text in starts if text])
 
     def event(self, delta: AnswerDelta) -> bytes:
         """The new text of one answer."""
         if not delta.text and not delta.logprobs and delta.finish_reason is None:
             return b""  # held back: it may become a stop string, or a whole character
-        return self._template.fill(_choice(delta.index, delta.text, self._logprobs(delta), delta))
+        return self._envelope.event(_choice(delta.index, delta.text, self._logprobs(delta), delta))
 
     def closing(self, stats: dict[int, AnswerStats]) -> bytes:
         """The token counts, when asked for."""
-        return self._template.usage(usage_of(stats, n=self._n)) if self._asked.wants_usage_chunk else b""
+        return self._envelope.closing(stats)
 
     def whole(self, answers: list[Answer]) -> bytes:
         """The response that is not streamed."""
-        stats = {answer.index: answer.stats for answer in answers if answer.stats is not None}
         choices = [
             _choice(answer.index, self._echoed[answer.index // self._n] + answer.text, self._logprobs(answer), answer)
             for answer in answers
         ]
-        return encode_json({**self._head, "choices": choices, "usage": usage_of(stats, n=self._n)})
+        return self._envelope.whole(choices, answers)
 
-    def _logprobs(self, piece: AnswerDelta | Answer) -> dict[str, object] | None:
+    def _logprobs(self, piece: AnswerDelta | Answer) -> Json | None:
         if self._asked.logprobs is None or not piece.logprobs:
             return None
         return completion_logprobs(piece.logprobs, piece.offsets, self._asked.logprobs, self._spelling)
 
 
-def _choice(
-    index: int, text: str, logprobs: dict[str, object] | None = None, end: AnswerDelta | Answer | None = None
-) -> dict[str, object]:
-    choice: dict[str, object] = {
+def _choice(index: int, text: str, logprobs: Json | None = None, end: AnswerDelta | Answer | None = None) -> Json:
+    choice: Json = {
         "index": index,
         "text": text,
         "logprobs": logprobs,

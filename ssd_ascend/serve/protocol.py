@@ -107,11 +107,11 @@ class _Sampled(Strict):
         return grammar_of(self.response_format, self.regex, self.grammar)
 
     def sampling(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """The request as the engine takes it. Raises RequestError naming a field that is out of range."""
+        """The request as the engine takes it, without its constraint. Raises RequestError naming a field that is out of
+        range."""
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options needs stream: true", param="stream_options")
         given = {name: getattr(self, name) for name in _PASSED_ON}
-        constraint = self.constraint()
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return SamplingParams(
             **{name: value for name, value in given.items() if value is not None},
@@ -120,7 +120,6 @@ class _Sampled(Strict):
             logit_bias=_token_biases(self.logit_bias or {}),
             max_tokens=max_tokens,
             logprobs=logprobs,
-            grammar=constraint[0] if constraint else None,
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -173,8 +172,3 @@ class ServerState:
     async def off_loop(self, size: int, work: Callable[[], T]) -> T:
         """Do `work` on `size` characters: here when it is short, in a thread when others would have to wait for it."""
         return work() if size <= _THREAD_ABOVE else await asyncio.to_thread(work)
-
-
-def new_id(prefix: str) -> str:
-    """An id for a response."""
-    return f"{prefix}-{uuid.uuid4().hex}"

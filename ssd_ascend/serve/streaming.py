@@ -16,7 +16,6 @@ from starlette.types import Receive, Scope, Send
 from ssd_ascend.engine.answer_stream import AnswerStream
 from ssd_ascend.engine.answers import Answer, AnswerDelta, AnswerStats
 from ssd_ascend.serve.access import OUTCOME
-from ssd_ascend.serve.encoding import encode_json
 from ssd_ascend.serve.errors import ApiError, error_response
 
 _DONE = b"data: [DONE]\n\n"
@@ -160,36 +159,3 @@ async def _disconnected(receive: Receive) -> None:
 def sse(body: bytes) -> bytes:
     """One server-sent event."""
     return b"data: " + body + b"\n\n"
-
-
-class EventTemplate:
-    """The part of a stream's events that never changes, encoded once: `fill` puts one choice into it."""
-
-    def __init__(self, head: dict[str, object], *, usage_is_null: bool) -> None:
-        self._before = b"data: " + encode_json(head)[:-1] + b',"choices":['
-        self._after = b'],"usage":null}\n\n' if usage_is_null else b"]}\n\n"
-
-    def fill(self, choice: dict[str, object]) -> bytes:
-        """The event of one choice."""
-        return self._before + encode_json(choice) + self._after
-
-    def usage(self, usage: dict[str, object]) -> bytes:
-        """The last event, with token counts and no choice."""
-        return self._before + b'],"usage":' + encode_json(usage) + b"}\n\n"
-
-
-def usage_of(stats: dict[int, AnswerStats], *, n: int) -> dict[str, object]:
-    """OpenAI's usage object. The n answers to one prompt share it, so it counts once; drafts show as predictions."""
-    prompts = [answer for number, answer in stats.items() if number % n == 0]
-    prompt_tokens = sum(answer.prompt_tokens for answer in prompts)
-    completion_tokens = sum(answer.completion_tokens for answer in stats.values())
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(answer.cached_tokens for answer in prompts)},
-        "completion_tokens_details": {
-            "accepted_prediction_tokens": sum(answer.accepted for answer in stats.values()),
-            "rejected_prediction_tokens": sum(answer.rejected for answer in stats.values()),
-        },
-    }
