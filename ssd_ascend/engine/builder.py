@@ -14,6 +14,7 @@ from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.config.model import ModelConfig
 from ssd_ascend.distributed.collectives import GroupCollectives, SingleRank
+from ssd_ascend.engine.all_ranks import AllRanks
 from ssd_ascend.engine.engine import Engine
 from ssd_ascend.engine.executor import Executor
 from ssd_ascend.engine.gather import gather_ranks
@@ -64,7 +65,7 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> E
         executor = Executor(target.runner, ranks)
         side = _target_side(config, backend, target, executor, path, draft_path, kind, capture)
         speculator = SPECULATORS.get(config.speculation.speculator)(side)
-        executor.ahead = _ahead(config, target, speculator) if _may_run_ahead(config, backend) else None
+        executor.ahead = _ahead(config, executor.target, speculator) if _may_run_ahead(config, backend) else None
         engine = _assemble(config, backend, device, target, executor, speculator, side, max_model_len)
         undo.pop_all()
     settle_threads(backend.capabilities, config.threads)
@@ -76,13 +77,15 @@ def _may_run_ahead(config: EngineConfig, backend: Backend) -> bool:
     able = backend.capabilities
     if able.host_memory:  # the host is the device: a step queued early would only hold this one's tokens back
         return False
-    return config.graphs and able.graphs and able.device_lengths and config.tensor_parallel == 1
+    if config.speculation.enabled and config.tensor_parallel > 1:
+        return False
+    return config.graphs and able.graphs and able.device_lengths
 
 
-def _ahead(config: EngineConfig, target: LoadedModel, speculator: Speculator) -> Ahead | None:
+def _ahead(config: EngineConfig, target: AllRanks, speculator: Speculator) -> Ahead | None:
     """Who does that: nobody, where drafts come from elsewhere or by other means than captured graphs."""
     if not config.speculation.enabled:
-        return RunAhead(target.runner)
+        return RunAhead(target)
     lookahead = config.speculation.max_lookahead
     if isinstance(speculator, AheadSpeculator) and speculator.goes_ahead:
         return RoundsAhead(target.runner, speculator, lookahead=lookahead)

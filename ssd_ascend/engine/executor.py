@@ -1,14 +1,11 @@
-"""Runs the target for the engine: builds the step's batch and forwards it, on every rank the target has.
+"""Runs the target for the engine: what is under way already is taken, the rest is run, and the next step queued early.
 
-Rank 0 says what the step is, in one small message, before it builds its own batch; so the ranks prepare it together.
+The forwards themselves, on every rank the target has, are `all_ranks.py`.
 """
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -17,12 +14,10 @@ from ssd_ascend.core.batch import Mode, ModelOutput
 from ssd_ascend.core.plan import StepPlan
 from ssd_ascend.core.speculation import Speculation
 from ssd_ascend.distributed.launch import Ranks
+from ssd_ascend.engine.all_ranks import AllRanks
 from ssd_ascend.engine.run_ahead import Ahead
-from ssd_ascend.engine.step_message import pack_step
-from ssd_ascend.runtime.inputs import Row, build_batch, place_drafts, target_rows
+from ssd_ascend.runtime.inputs import Row, target_rows
 from ssd_ascend.runtime.model_runner import ModelRunner
-
-_Context = Callable[[], AbstractContextManager[None]]
 
 
 class Executor:
@@ -30,13 +25,10 @@ class Executor:
 
     def __init__(self, runner: ModelRunner, ranks: Ranks | None = None) -> None:
         self.runner = runner
+        self.target = AllRanks(runner, ranks)
         self.ahead: Ahead | None = None
-        """What queues steps early; only for a target of one rank."""
+        """What queues steps early."""
         self.kv, self.block_size, self.device = runner.kv, runner.block_size, runner.device
-        self._ranks = ranks
-        self._explaining: Callable[[], AbstractContextManager[None]] = (
-            nullcontext if ranks is None else ranks.explaining
-        )
 
     @property
     def slots_ahead(self) -> int:
@@ -75,37 +67,19 @@ class Executor:
 
         Raises WorkerError when a rank is lost.
         """
-        with trace.span("inputs"):
-            if self._ranks is not None:
-                self._ranks.leader.post(pack_step(mode, rows, drafts_follow=drafts is not None))
-            batch = build_batch(mode, rows, block_size=self.block_size, device=self.device, staging=self.runner.graphs)
-            if drafts is not None:
-                place_drafts(batch.input_ids, drafts)
-        with trace.span("forward"), self._explaining():
-            if drafts is not None and self._ranks is not None:
-                self._ranks.collectives.broadcast(batch.input_ids)
-            return self.runner.forward(batch)
+        return self.target.run(mode, rows, drafts=drafts)
 
     def check(self) -> None:
         """Raises WorkerError when a rank was lost while the device worked: its output means nothing then."""
-        if self._ranks is not None:
-            self._ranks.leader.check()
+        self.target.check()
 
     def health(self) -> str | None:
         """None when all ranks are there, else one sentence."""
-        return None if self._ranks is None else self._ranks.leader.failure
+        return self.target.health()
 
     def close(self) -> None:
         """Send the other ranks home."""
-        if self._ranks is not None:
-            drop_graphs(self.runner)
-            self._ranks.close()
-
-
-def drop_graphs(runner: ModelRunner) -> None:
-    """Free what was captured: a group of ranks does not end while graphs of its collectives live."""
-    runner.graphs = None
-    gc.collect()
+        self.target.close()
 
 
 def _on_host(speculation: Speculation) -> list[list[int]] | None:

@@ -16,13 +16,12 @@ from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.distributed.collectives import GroupCollectives
 from ssd_ascend.distributed.control import Follower
 from ssd_ascend.distributed.launch import Meeting, Place, call, meet, torchrun_place
+from ssd_ascend.engine.all_ranks import drop_graphs, finish, run_announced
 from ssd_ascend.engine.builder import load_target, open_backend
-from ssd_ascend.engine.executor import drop_graphs
 from ssd_ascend.engine.gather import from_plain
-from ssd_ascend.engine.step_message import unpack_step
+from ssd_ascend.engine.step_message import StepReader
 from ssd_ascend.errors import SsdError
 from ssd_ascend.log import get_logger
-from ssd_ascend.runtime.inputs import build_batch
 from ssd_ascend.runtime.model_runner import ModelRunner
 
 _log = get_logger("ssd_ascend.engine.rank")
@@ -55,6 +54,7 @@ def _serve(config: EngineConfig, place: Place, meeting: Meeting | None) -> None:
             collectives = meet(backend.collective, store, line, place, device)
             loaded = load_target(config, backend, device, collectives)
             run_steps(loaded.runner, collectives, line)
+            finish(loaded.runner)
             drop_graphs(loaded.runner)
             collectives.close()
         except (SsdError, RuntimeError, OSError) as error:  # of torch, too: whatever it is, rank 0 must hear of it
@@ -66,11 +66,6 @@ def _serve(config: EngineConfig, place: Place, meeting: Meeting | None) -> None:
 @torch.inference_mode()
 def run_steps(runner: ModelRunner, collectives: GroupCollectives, line: Follower) -> None:
     """Run what rank 0 announces, until it says to leave."""
+    reader, output = StepReader(), None
     while (message := line.receive()) is not None:
-        step = unpack_step(message)
-        batch = build_batch(
-            step.mode, step.rows, block_size=runner.block_size, device=runner.device, staging=runner.graphs
-        )
-        if step.drafts_follow:
-            collectives.broadcast(batch.input_ids)
-        runner.forward(batch)
+        output = run_announced(runner, collectives, reader.unpack(message), output)

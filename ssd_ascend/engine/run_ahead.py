@@ -13,11 +13,11 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from ssd_ascend.core.batch import Mode, ModelOutput
+from ssd_ascend.core.batch import ModelOutput
 from ssd_ascend.core.plan import StepPlan
 from ssd_ascend.core.speculation import Speculation
-from ssd_ascend.runtime.inputs import Row, build_batch
-from ssd_ascend.runtime.model_runner import ModelRunner
+from ssd_ascend.engine.all_ranks import AllRanks
+from ssd_ascend.runtime.inputs import Row
 from ssd_ascend.runtime.pack import Arriving, to_device
 
 
@@ -52,13 +52,15 @@ class RunAhead:
 
     slots = 1
 
-    def __init__(self, runner: ModelRunner) -> None:
-        self._runner = runner
+    def __init__(self, target: AllRanks) -> None:
+        self._target = target
         self._queued: _Queued | None = None
+        self._taken: tuple[ModelOutput, list[int]] | None = None
+        """All rows of the step that was taken last, and which of them are the plan's."""
 
     def take(self, plan: StepPlan, speculation: Speculation) -> ModelOutput | None:
         """See `Ahead`; nobody drafts here."""
-        queued, self._queued = self._queued, None
+        queued, self._queued, self._taken = self._queued, None, None
         if queued is None or not plan.decoding:
             return None
         index = []
@@ -67,13 +69,14 @@ class RunAhead:
             if found is None or queued.starts[found] != row.seq.num_tokens - 1:
                 return None
             index.append(found)
+        self._taken = (queued.output, index)
         return only(queued.output, index)
 
     def queue_next(self, plan: StepPlan, speculation: Speculation, output: ModelOutput) -> ModelOutput:
         """See `Ahead`."""
         going = [i for i, row in enumerate(plan.decoding) if row.seq.num_remaining > 1]
         seqs = [plan.decoding[i].seq for i in going]
-        graphs, size = self._runner.graphs, self._runner.block_size
+        graphs, size = self._target.runner.graphs, self._target.runner.block_size
         if graphs is None or output.greedy is None or plan.prefills or not seqs:
             return output
         if not all(row.seq.sampling.wants_only_arg_max for row in plan.decoding):
@@ -81,15 +84,9 @@ class RunAhead:
         if any(len(seq.block_table) * size <= seq.num_tokens for seq in seqs):
             return output
         output = replace(output, verdict=Arriving(output.greedy))  # before the next replay writes there again
-        assert output.greedy is not None
-        tokens = output.greedy[:, 0].clamp(min=0)  # -1: no finite logits, and the row ends
-        if len(going) < len(plan.decoding):
-            tokens = tokens.index_select(0, _on_device(going, tokens.device))
-        rows = [Row((0,), seq.num_tokens, seq.block_table, 1) for seq in seqs]
-        batch = build_batch(
-            Mode.DECODE, rows, block_size=size, device=self._runner.device, input_ids=tokens, staging=graphs
-        )
-        following = self._runner.forward(batch)
+        last, places_in = self._taken or (output, list(range(len(plan.decoding))))
+        rows = [Row((places_in[i],), seq.num_tokens, seq.block_table, 1) for i, seq in zip(going, seqs, strict=True)]
+        following = self._target.run_after(last, rows)
         places = {seq.id: i for i, seq in enumerate(seqs)}
         self._queued = _Queued(places, [row.start for row in rows], following)
         return output

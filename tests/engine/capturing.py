@@ -5,7 +5,7 @@ So static memory, padding and what is queued ahead are tested on any machine; a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.core.batch import ModelOutput
 from ssd_ascend.core.plan import StepPlan
 from ssd_ascend.core.speculation import Speculation
-from ssd_ascend.engine import builder
+from ssd_ascend.engine import builder, gather, rank
 from ssd_ascend.engine.run_ahead import Ahead
 from tests.engine.harness import DEVICE
 
@@ -46,10 +46,17 @@ class _Captures:
 
 
 def capture_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines that are built from now on capture whatever the device."""
+    """Engines that are built from now on capture whatever the device, on every rank they have."""
     if DEVICE == "cpu":
         monkeypatch.setenv("SSD_CPU_KERNELS", "0")
         monkeypatch.setattr(builder, "load_backend", lambda name: _Captures(load_backend(name)))
+        monkeypatch.setattr(gather, "_ENTRY", f"{__name__}:rank_main")
+
+
+def rank_main(spec: Mapping[str, Any]) -> None:
+    """Body of another rank's process."""
+    builder.load_backend = lambda name: _Captures(load_backend(name))  # type: ignore[assignment]
+    rank.main(spec)
 
 
 def record_taken(

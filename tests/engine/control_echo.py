@@ -10,14 +10,14 @@ import sys
 import time
 
 from ssd_ascend.distributed.control import join
-from ssd_ascend.engine.step_message import unpack_step
+from ssd_ascend.engine.step_message import StepReader
 
 
 def main(port: int, secret: str) -> None:
     line = join("127.0.0.1", port, secret, 1)
-    times = []
+    times, reader = [], StepReader()
     while (message := line.receive()) is not None:
-        unpack_step(message)
+        reader.unpack(message)
         times.append(time.monotonic())
     print(json.dumps(times))
     line.close()

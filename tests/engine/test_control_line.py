@@ -17,7 +17,7 @@ import pytest
 from ssd_ascend.core.batch import Mode
 from ssd_ascend.distributed import control
 from ssd_ascend.distributed.control import Follower, Leader, gather, join
-from ssd_ascend.engine.step_message import pack_step
+from ssd_ascend.engine.step_message import StepWriter
 from ssd_ascend.errors import WorkerError
 from ssd_ascend.runtime.inputs import Row
 from ssd_ascend.transport import tcp
@@ -91,18 +91,26 @@ def test_signs_of_life_keep_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("rows", "context"), [(1, 512), (16, 2048)])
 def test_a_step_is_announced_within_a_third_of_a_millisecond(rows: int, context: int) -> None:
-    """From rank 0's rows to rank 1's, in another process: packing, the line, waking up, unpacking. Median."""
-    batch = [Row(list(range(6)), context, list(range(context // 16)), 6) for _ in range(rows)]
+    """From rank 0's rows to rank 1's, in another process: packing, the line, waking up, unpacking. Median.
+
+    Every row gains 3 tokens a step, and a block when it needs one, around the context that is named.
+    """
+    num_steps = 300
+    starts = range(context - 3 * num_steps // 2, context + 3 * num_steps // 2, 3)
+    tables: list[list[int]] = [[] for _ in range(rows)]
     with contextlib.closing(tcp.Listener("127.0.0.1", 0, SECRET)) as listener:
         rank = subprocess.Popen(
             [sys.executable, "-m", "tests.engine.control_echo", str(listener.port), SECRET],
             cwd=ROOT, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         leader = Leader(gather(listener, 2, timeout_s=60.0))
-    began = []
-    for _ in range(300):
+    began, writer = [], StepWriter()
+    for start in starts:
+        for table in tables:
+            table += range(len(table), (start + 6) // 16 + 1)
+        batch = [Row(list(range(6)), start, table, 6) for table in tables]
         began.append(time.monotonic())
-        leader.post(pack_step(Mode.VERIFY, batch, drafts_follow=False))
+        leader.post(writer.pack(Mode.VERIFY, batch))
         time.sleep(0.003)
     leader.close()
     told, _ = rank.communicate(timeout=30.0)

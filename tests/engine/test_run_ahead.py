@@ -33,7 +33,7 @@ class Counting(RunAhead):
 
 def engine_of(pair: Path, *, ahead: bool, **options: object) -> Engine:
     engine = make_engine(pair, **options)
-    engine._executor.ahead = Counting(engine._executor.runner) if ahead else None
+    engine._executor.ahead = Counting(engine._executor.target) if ahead else None
     engine._scheduler.slots_ahead = RunAhead.slots if ahead else 0
     return engine
 

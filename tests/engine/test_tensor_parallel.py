@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 
 from ssd_ascend.config.engine import EngineConfig
-from ssd_ascend.core.batch import Mode
 from ssd_ascend.core.request import EngineRequest
 from ssd_ascend.engine.engine import Engine
 from ssd_ascend.engine.gather import from_plain, to_plain
-from ssd_ascend.engine.step_message import pack_step, unpack_step
-from ssd_ascend.errors import ConfigError, TransportError, WorkerError
-from ssd_ascend.runtime.inputs import Row
+from ssd_ascend.engine.run_ahead import RunAhead
+from ssd_ascend.errors import ConfigError, WorkerError
+from tests.engine.capturing import capture_everywhere
 from tests.engine.harness import (
     DTYPE,
     drive,
@@ -128,6 +127,30 @@ def test_a_killed_rank_is_named_and_nothing_hangs(pair: Path) -> None:
     assert rank_pids(engine) == []
 
 
+def test_a_rank_is_killed_under_a_step_that_was_queued(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ranks have gone ahead of what rank 0 knows. Closing over such a step is no different from any other end."""
+    needs_devices(2)
+    capture_everywhere(monkeypatch)
+    expected = run(pair, PROMPTS, greedy(30), tensor_parallel=2, graphs=False).tokens
+    engine = make_engine(pair, tensor_parallel=2)
+    try:
+        assert drive(engine, PROMPTS, greedy(30)).tokens == expected
+        ahead = engine._executor.ahead
+        assert isinstance(ahead, RunAhead)
+        engine.submit(EngineRequest(id=9, prompt_token_ids=[3, 4, 5], sampling=greedy(400)))
+        steps(engine, 3)
+        assert ahead._queued is not None
+        (pid,) = rank_pids(engine)
+        os.kill(pid, signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(WorkerError, match=rf"rank 1 \(process {pid}\) was killed by SIGKILL"):
+            steps(engine, 400)
+        assert time.monotonic() - began < 20.0
+    finally:
+        engine.close()
+    assert rank_pids(engine) == []
+
+
 def test_a_rank_that_cannot_load_says_why(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the other rank fails: rank 0, which waits for it in a collective, gets its sentence."""
     needs_devices(2)
@@ -145,16 +168,6 @@ def test_a_rank_that_cannot_load_says_why(pair: Path, monkeypatch: pytest.Monkey
 def test_sizes_that_do_not_divide_start_nothing(pair: Path, size: int, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         make_engine(pair, tensor_parallel=size)
-
-
-def test_a_step_survives_its_message() -> None:
-    rows = [Row([7, 8, 9], 4, [3, 1], 3), Row([5], 0, [2], 0), Row([6], 31, [9, 8], 1)]
-    step = unpack_step(pack_step(Mode.VERIFY, rows, drafts_follow=True))
-    assert step.mode is Mode.VERIFY
-    assert step.drafts_follow
-    assert [Row(list(r.tokens), r.start, r.block_table, r.num_logits) for r in step.rows] == rows
-    with pytest.raises(TransportError):
-        unpack_step(pack_step(Mode.DECODE, rows, drafts_follow=False)[:-1])
 
 
 def test_a_configuration_survives_json(pair: Path) -> None:
