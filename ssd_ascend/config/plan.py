@@ -48,6 +48,11 @@ class Wish:
         if not 0.0 <= self.temperature < math.inf:
             raise ConfigError(f"temperature is {self.temperature}", remedy="give 0 (greedy) or more")
 
+    @property
+    def wants_speculators(self) -> bool:
+        """Whether something is said of speculators on devices of their own."""
+        return self.speculators is not None or self.speculator_level is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Replica:

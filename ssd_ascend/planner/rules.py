@@ -5,6 +5,7 @@ The rules and where they come from are told in docs/topology.md; what shaped a p
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ssd_ascend.config.plan import Memory, Mode
@@ -38,13 +39,12 @@ class Degrees:
 def check_wish(question: Question) -> None:
     """Refuse what no layout can be: an unknown level, drafting without a draft, a degree that does not divide."""
     wish, topology = question.wish, question.topology
-    apart = wish.speculators is not None or wish.speculator_level is not None
-    if apart and wish.speculator in ("none", "sd"):
+    if wish.wants_speculators and wish.speculator in ("none", "sd"):
         raise ConfigError(
             f"--speculator {wish.speculator} has no speculators of its own",
             remedy="leave out --speculators and --speculator-level, or ask for --speculator ssd",
         )
-    wants_draft = apart or wish.speculator in ("sd", "ssd")
+    wants_draft = wish.wants_speculators or wish.speculator in ("sd", "ssd")
     if wants_draft and question.draft is None:
         raise ConfigError(
             f"preset {question.preset_name!r} has no draft, so nothing can speculate",
@@ -90,7 +90,7 @@ def modes(question: Question) -> tuple[Mode, ...]:
     wish = question.wish
     if wish.speculator is not None:
         return (wish.speculator,)
-    if wish.speculators is not None or wish.speculator_level is not None:
+    if wish.wants_speculators:
         return ("ssd",)
     return ("none", "sd", "ssd") if question.draft is not None else ("none",)
 
@@ -134,16 +134,7 @@ def no_room(question: Question, tp: int, speculators: int) -> Refusal:
     what = _named(tp, speculators)
     if wish.replicas > 1 and place(machine, rules, tp=tp, speculators=speculators, replicas=1) is not None:
         return Refusal(what, f"{wish.replicas} replicas do not fit {machine.devices} devices")
-    smaller = [size for size in rules.tp_sizes if size < tp and divides(question, size)]
-    fits = next(
-        (
-            size
-            for size in reversed(smaller)
-            if question.memories(size, speculators, "ssd")[0].fits
-            and place(machine, rules, tp=size, speculators=speculators, replicas=1) is not None
-        ),
-        None,
-    )
+    fits = next((size for size, _ in _possible(question, speculators) if size < tp), None)
     if not speculators:
         return Refusal(what, f"there are {machine.devices} devices", f"nearest possible: TP {fits}" if fits else None)
     far = wish.speculator_level or rules.speculator_max_level
@@ -203,14 +194,20 @@ def _too_far(question: Question, tp: int, speculators: int, level: str | None) -
 
 def _nearest_inside(question: Question, speculators: int, level: str) -> int | None:
     """The largest degree whose speculators would sit nearer than `level`."""
-    rules, machine = question.topology.placement, question.machine
-    for tp in reversed(rules.tp_sizes):
-        if not divides(question, tp) or not question.memories(tp, speculators, "ssd")[0].fits:
-            continue
-        near = place(machine, rules, tp=tp, speculators=speculators, replicas=1)
-        if near is not None and near.level is not None and machine.is_farther(level, near.level):
+    for tp, near in _possible(question, speculators):
+        if near.level is not None and question.machine.is_farther(level, near.level):
             return tp
     return None
+
+
+def _possible(question: Question, speculators: int) -> Iterator[tuple[int, Placement]]:
+    """Degrees that hold the target, and where one replica with so many speculators would sit; the largest first."""
+    rules = question.topology.placement
+    for tp in reversed(rules.tp_sizes):
+        if divides(question, tp) and question.memories(tp, speculators, "ssd")[0].fits:
+            placement = place(question.machine, rules, tp=tp, speculators=speculators, replicas=1)
+            if placement is not None:
+                yield tp, placement
 
 
 def nothing_fits(question: Question, fitting: tuple[int, ...], refusals: list[Refusal]) -> ConfigError:
