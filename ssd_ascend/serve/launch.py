@@ -21,7 +21,7 @@ from ssd_ascend.config.topology import Topology
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.planner import make_plan
 from ssd_ascend.serve.arguments import build_parser, server_config
-from ssd_ascend.serve.config import ServerConfig
+from ssd_ascend.serve.config import ServerConfig, url_of
 from ssd_ascend.serve.fleet import Fleet, Placed, place
 from ssd_ascend.serve.launch_flags import LAUNCH_FLAGS
 from ssd_ascend.serve.roles import SECRET, Flags, Role, on_devices, roles_of, with_threads
@@ -149,7 +149,7 @@ async def _serve(
     targets = [each for each in fleet.placed if each.role.kind == "target"]
     front = _front(args, serving, [Replica(each.role.name, each.host, each.port) for each in targets])
     port = await front.start(serving.host, serving.port)
-    url = f"http://{serving.host}:{port}"
+    url = url_of(serving.host, port)
     announce(f"loading; {url}/health says which replicas are ready")
     fleet.start()
     ready = asyncio.create_task(front.wait_until_ready())

@@ -21,7 +21,7 @@ from ssd_ascend import env
 from ssd_ascend.config.topology import Topology
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.log import get_logger
-from ssd_ascend.serve.fleet import Placed, booted, place
+from ssd_ascend.serve.fleet import Placed, booted, place, speculators_of
 from ssd_ascend.serve.roles import SECRET, Role, meeting
 
 _PLACE_S: Final = 120.0
@@ -33,16 +33,13 @@ log = get_logger(__name__)
 class RoleActor:
     """Runs one role's process on the actor's node. When the process ends, so does the actor, and Ray brings another."""
 
-    def __init__(
-        self, command: Sequence[str], variables: dict[str, str], port: int, speculators: Sequence[str]
-    ) -> None:
-        """command: module and flags, without an address: that is this node's."""
+    def __init__(self, role: Role, variables: dict[str, str], port: int, speculators: Sequence[str]) -> None:
+        """The role's process listens at this node's address."""
         self._host: str = import_module("ray").util.get_node_ip_address()
-        listed = ["--speculators", ",".join(speculators)] if speculators else []
         if variables.get("RANK") == "0":  # the others are told once we are placed
             variables = {**variables, "MASTER_ADDR": self._host}
         self._process = subprocess.Popen(
-            [sys.executable, *booted([*command, "--host", self._host, "--port", str(port), *listed])],
+            [sys.executable, *booted(role.command(self._host, port, speculators))],
             env=env.with_own(variables),
             stdout=sys.stderr,
         )
@@ -111,22 +108,17 @@ class RayFleet:
         for role in roles:
             bundles[_bundle_name(role)] = bundles.get(_bundle_name(role), 0) + len(role.devices)
         group, numbers = self._room_for(bundles), {name: number for number, name in enumerate(bundles)}
-        speculators: list[str] = []
         leader = ""
         store = next((ports[role.name] for role in roles if role.rank == 1), 0)  # rank 1 listens nowhere itself
         for role in roles:
             port = ports[role.name]
             variables = {**role.env, **meeting(role, leader, store), SECRET: env.speculator_secret() or ""}
-            asked = [] if role.kind == "speculator" else speculators
-            actor = self._actor(role, group, numbers[_bundle_name(role)]).remote(
-                [role.module, *role.flags], variables, port, list(asked)
-            )
+            asked = [] if role.kind == "speculator" else speculators_of(self.placed, role.replica)
+            actor = self._actor(role, group, numbers[_bundle_name(role)]).remote(role, variables, port, asked)
             host = self._ray.get(actor.host.remote(), timeout=_CALL_S)
             self.actors[role.name] = actor
             self.placed.append(Placed(role, host, port))
-            if role.kind == "speculator":
-                speculators.append(f"{host}:{port}")
-            elif role.kind == "target":
+            if role.kind == "target":
                 leader = host
 
     def _room_for(self, bundles: dict[str, int]) -> Any:

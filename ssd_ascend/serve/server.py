@@ -25,7 +25,7 @@ from ssd_ascend.errors import ConfigError, WorkerError
 from ssd_ascend.log import adopt, fields, get_logger
 from ssd_ascend.serve.admin import create_admin_app
 from ssd_ascend.serve.app import create_app
-from ssd_ascend.serve.config import ServerConfig
+from ssd_ascend.serve.config import ServerConfig, url_of
 from ssd_ascend.serve.http_server import HttpServer, Patience
 from ssd_ascend.serve.state import ServerState
 from ssd_ascend.serve.traces import make_provider
@@ -193,5 +193,4 @@ class _Server:
 
 
 def _url_of(sock: socket.socket) -> str:
-    host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return url_of(*sock.getsockname()[:2])

@@ -18,7 +18,7 @@ from ssd_ascend.errors import ConfigError
 from ssd_ascend.flags import add_engine_arguments, engine_config
 from ssd_ascend.serve.__main__ import main
 from ssd_ascend.serve.arguments import flags_of_file, parse_arguments, server_config
-from ssd_ascend.serve.config import ServerConfig
+from ssd_ascend.serve.config import ServerConfig, url_of
 from ssd_ascend.serve.errors import ApiError
 from ssd_ascend.serve.launch import flags_for, launch, plan_for
 from ssd_ascend.serve.limits import QueueLimit, RateLimit
@@ -313,6 +313,10 @@ def test_what_is_no_size_of_a_body(text: str, capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         parse_arguments(["--max-body-mb", text])
     assert f"'{text}' is no number of megabytes" in capsys.readouterr().err
+
+
+def test_an_address_is_a_url_in_both_families() -> None:
+    assert (url_of("127.0.0.1", 8), url_of("::1", 8)) == ("http://127.0.0.1:8", "http://[::1]:8")
 
 
 def test_defaults_have_one_home() -> None:
