@@ -77,8 +77,6 @@ def _may_run_ahead(config: EngineConfig, backend: Backend) -> bool:
     able = backend.capabilities
     if able.host_memory:  # the host is the device: a step queued early would only hold this one's tokens back
         return False
-    if config.speculation.enabled and config.tensor_parallel > 1:
-        return False
     return config.graphs and able.graphs and able.device_lengths
 
 
@@ -88,8 +86,8 @@ def _ahead(config: EngineConfig, target: AllRanks, speculator: Speculator) -> Ah
         return RunAhead(target)
     lookahead = config.speculation.max_lookahead
     if isinstance(speculator, AheadSpeculator) and speculator.goes_ahead:
-        return RoundsAhead(target.runner, speculator, lookahead=lookahead)
-    if isinstance(speculator, LookingUpSpeculator):
+        return RoundsAhead(target, speculator, lookahead=lookahead)
+    if isinstance(speculator, LookingUpSpeculator) and not target.has_others:
         hits = HitsAhead(target.runner, lookahead=lookahead)
         speculator.queue_with(hits.queue)
         return hits

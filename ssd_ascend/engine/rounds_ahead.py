@@ -1,8 +1,9 @@
 """The next round of `sd`, drafting and verification, queued before this one's verdict is on the host.
 
 What the round needs is on the device: how many drafts stood, hence where every sequence goes on, and the drafts of the
-next chain. So while the device works on round n + 1, the host reads, commits and schedules round n. Called by
-`executor.py`, as `run_ahead.py` is, which does the same for steps without drafts.
+next chain. So while the device works on round n + 1, the host reads, commits and schedules round n. Other ranks of the
+target get its tokens and places from the device of the first. Called by `executor.py`, as `run_ahead.py` is, which
+does the same for steps without drafts.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence as Rows
 from dataclasses import replace
 
-from ssd_ascend.core.batch import ForwardBatch, Mode, ModelOutput
+from ssd_ascend.core.batch import Mode, ModelOutput
 from ssd_ascend.core.plan import StepPlan
 from ssd_ascend.core.sequence import Sequence
 from ssd_ascend.core.speculation import Speculation
+from ssd_ascend.engine.all_ranks import AllRanks
 from ssd_ascend.engine.run_ahead import only, rows_of
 from ssd_ascend.runtime.inputs import Row
-from ssd_ascend.runtime.model_runner import ModelRunner
 from ssd_ascend.runtime.pack import Arriving, Picked
 from ssd_ascend.speculation.base import AheadSpeculator, Verdict
 
@@ -29,9 +30,9 @@ class RoundsAhead:
     the scheduler lets nobody else have those blocks before.
     """
 
-    def __init__(self, runner: ModelRunner, speculator: AheadSpeculator, *, lookahead: int) -> None:
+    def __init__(self, target: AllRanks, speculator: AheadSpeculator, *, lookahead: int) -> None:
         self.slots = lookahead + 1
-        self._runner = runner
+        self._target = target
         self._speculator = speculator
         self._lookahead = lookahead
         self._queued: ModelOutput | None = None
@@ -69,7 +70,8 @@ class RoundsAhead:
     def _may_follow(self, plan: StepPlan, speculation: Speculation) -> bool:
         """Whether nothing about the next round is the host's to decide: all rows are greedy, and have what room and
         drafts there can be."""
-        graphs, size, reach = self._runner.graphs, self._runner.block_size, 2 * self._lookahead + 1
+        runner = self._target.runner
+        graphs, size, reach = runner.graphs, runner.block_size, 2 * self._lookahead + 1
         if graphs is None or plan.prefills:
             return False
         return all(
@@ -82,15 +84,13 @@ class RoundsAhead:
         )
 
     def _queue(self, seqs: Rows[Sequence], verdict: Verdict) -> None:
-        batch = self._stage(seqs)
-        if batch is not None and self._speculator.draft_ahead(seqs, verdict, batch):
-            self._queued = self._runner.forward(batch)
-
-    def _stage(self, seqs: Rows[Sequence]) -> ForwardBatch | None:
         """Rows of a verification in their buffers; tokens and places, which the device knows, are written over."""
-        assert self._runner.graphs is not None
+        graphs = self._target.runner.graphs
+        assert graphs is not None
         rows = [Row((0,) * self.slots, seq.num_tokens, seq.block_table, self.slots) for seq in seqs]
-        return self._runner.graphs.stage(Mode.VERIFY, rows)
+        batch = graphs.stage(Mode.VERIFY, rows)
+        if batch is not None and self._speculator.draft_ahead(seqs, verdict, batch):
+            self._queued = self._target.run_staged(batch, rows, placed=True)
 
 
 def _verdict(plan: StepPlan, speculation: Speculation, output: ModelOutput, stride: int) -> Verdict:

@@ -13,14 +13,14 @@ import pytest
 
 from ssd_ascend.core.request import EngineRequest
 from ssd_ascend.core.sampling import SamplingParams
+from ssd_ascend.engine.rounds_ahead import RoundsAhead
 from ssd_ascend.engine.run_ahead import RunAhead
 from tests.engine.capturing import capture_everywhere, record_taken
-from tests.engine.harness import DEVICE, greedy, make_engine, prompts_of
-from tests.engine.test_run_ahead import answers
+from tests.engine.harness import DEVICE, greedy, make_engine, speculation
+from tests.engine.test_run_ahead import PROMPTS, answers
 from tests.engine.thread_ranks import ThreadRanks, ranks_as_threads
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="ranks of one process: test_tensor_parallel.py is for cards")
-PROMPTS = prompts_of([5, 12, 19, 33])
 
 
 @pytest.fixture(autouse=True)
@@ -64,8 +64,8 @@ def test_same_tokens_whoever_comes_and_goes(
     pair: Path, taken: list[int], made: list[ThreadRanks], size: int, every: int
 ) -> None:
     """Prompts arrive between steps, answers end at a stop token or at their limit, one is aborted."""
-    sampling = [greedy(9 + 12 * i, ignore_eos=i % 2 == 0) for i in range(4)]
-    same_as_one_rank(pair, sampling, every=every, aborted=2, tensor_parallel=size)
+    sampling = [greedy(9 + 12 * i, ignore_eos=i % 2 == 0) for i in range(6)]
+    same_as_one_rank(pair, sampling, every=every, aborted=3, tensor_parallel=size)
     assert len(taken) > 10
     assert max(taken) > 1
     assert len(made[0].ran) == size
@@ -74,8 +74,8 @@ def test_same_tokens_whoever_comes_and_goes(
 
 def test_same_tokens_where_blocks_are_short(pair: Path, taken: list[int]) -> None:
     """Sequences lose their blocks, and others compute where a queued step has written."""
-    engine = make_engine(pair, num_kv_blocks=9, tensor_parallel=2)
-    assert answers(engine, PROMPTS, [greedy(40)] * 4, every=1) == plain_answers(pair, [greedy(40)] * 4)
+    engine = make_engine(pair, num_kv_blocks=13, tensor_parallel=2)
+    assert answers(engine, PROMPTS, [greedy(40)] * 6, every=1) == plain_answers(pair, [greedy(40)] * 6)
     assert engine.stats().preemptions > 0
     assert len(taken) > 5
 
@@ -83,7 +83,7 @@ def test_same_tokens_where_blocks_are_short(pair: Path, taken: list[int]) -> Non
 def test_drawn_rows_wait_for_their_tokens(pair: Path, taken: list[int]) -> None:
     """A step with a row that is drawn is not followed early; afterwards it is. Nor is one with a prompt."""
     drawn = SamplingParams(temperature=0.9, seed=5, max_tokens=12, ignore_eos=True, reproducible=True)
-    same_as_one_rank(pair, [drawn, greedy(60), drawn, greedy(50)], every=5)
+    same_as_one_rank(pair, [drawn, greedy(60), drawn, greedy(50), greedy(20), drawn], every=5)
     assert 10 < len(taken) < 60
 
 
@@ -103,3 +103,70 @@ def test_a_step_that_nobody_takes_is_run_by_all(pair: Path, taken: list[int], ma
             engine.abort([10 * turn, 10 * turn + 1])
     engine.close()
     assert len(made[0].ran[0]) > len(taken) + 4
+
+
+# -- whole rounds of `sd`: drafts are on the first rank alone ----------------------------------------------------------
+
+drafters = pytest.mark.parametrize("drafter", ["model", "eagle3"])
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of each round that was under way when it was asked for."""
+    return record_taken(monkeypatch, RoundsAhead, lambda plan, speculation: len(plan.decoding))
+
+
+@drafters
+@pytest.mark.parametrize(("size", "every"), [(2, 1), (4, 7)])
+def test_rounds_whoever_comes_and_goes(pair: Path, rounds: list[int], drafter: str, size: int, every: int) -> None:
+    sampling = [greedy(9 + 12 * i, ignore_eos=i % 2 == 0) for i in range(6)]
+    sd = speculation(pair, "sd", drafter)
+    same_as_one_rank(pair, sampling, speculation=sd, every=every, aborted=3, tensor_parallel=size)
+    assert len(rounds) > 5
+    assert max(rounds) > 1
+
+
+@drafters
+def test_rounds_where_blocks_are_short(pair: Path, rounds: list[int], drafter: str) -> None:
+    engine = make_engine(pair, speculation(pair, "sd", drafter), num_kv_blocks=12, tensor_parallel=2)
+    assert answers(engine, PROMPTS, [greedy(40)] * 6, every=1) == plain_answers(pair, [greedy(40)] * 6)
+    assert engine.stats().preemptions > 0
+    assert rounds
+
+
+@drafters
+def test_rounds_beside_drawn_rows(pair: Path, rounds: list[int], drafter: str) -> None:
+    drawn = SamplingParams(temperature=0.9, seed=5, max_tokens=12, ignore_eos=True, reproducible=True)
+    sampling = [drawn, greedy(60), greedy(12, logprobs=2), greedy(50), greedy(20), greedy(33)]
+    same_as_one_rank(pair, sampling, speculation=speculation(pair, "sd", drafter))
+    assert len(rounds) > 3
+
+
+def test_rounds_that_are_cut_and_dropped(pair: Path, rounds: list[int]) -> None:
+    """Fewer drafts, none, and all again, while a round of the old length is under way; the engine closes over one."""
+    engine = make_engine(pair, speculation(pair, "sd"), tensor_parallel=2)
+    order, step = iter([4, 4, 4, 0, 0, 4, 4, 2, 2, 4] * 20), engine.step
+    engine.step = lambda: (engine.tune(next(order)), step())[1]  # type: ignore[method-assign]
+    assert answers(engine, PROMPTS, [greedy(40)] * 6, every=1) == plain_answers(pair, [greedy(40)] * 6)
+    assert rounds
+    other = make_engine(pair, speculation(pair, "sd"), tensor_parallel=2)
+    ahead = other._executor.ahead
+    assert isinstance(ahead, RoundsAhead)
+    other.submit(EngineRequest(id=0, prompt_token_ids=PROMPTS[1], sampling=greedy(90)))
+    for _ in range(4):
+        other.step()
+    assert ahead._queued is not None
+    other.close()
+
+
+def test_rounds_are_those_of_one_rank(pair: Path, rounds: list[int]) -> None:
+    """Not only the answers: what was drafted, and how far it stood."""
+    counts = []
+    for size in (1, 2):
+        engine = make_engine(pair, speculation(pair, "sd", "eagle3"), tensor_parallel=size)
+        answers(engine, PROMPTS, [greedy(24)] * 6, every=50)
+        stats = engine.stats().speculation
+        counts.append((stats.drafted_per_position, stats.accepted_per_position, stats.verify_rows, len(rounds)))
+        rounds.clear()
+    assert counts[0] == counts[1]
+    assert counts[0][3] > 5
