@@ -146,7 +146,7 @@ def test_a_target_hears_how_long_its_speculator_idles(pair: Path) -> None:
         before = engine.stats().speculation.draft_idle_s
         time.sleep(0.2)
         drive(engine, PROMPTS, greedy(10))
-        assert engine.stats().speculation.draft_idle_s - before > 0.2
+        assert engine.stats().speculation.draft_idle_s - before > 0.15  # it may begin to wait a moment later than we
         engine.close()
 
 

@@ -21,6 +21,8 @@ from tests.engine.harness import write_pair
 from tests.unit.text_toys import byte_level_backend, write_directory
 
 GOLDENS = sorted(path.parent for path in Path(__file__).parent.glob("goldens/*/golden.json"))
+BUILT_IN = [path for path in GOLDENS if load_golden(path).model.source is None]
+REAL = [path for path in GOLDENS if path not in BUILT_IN]
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +51,21 @@ def test_every_accepted_length_and_cache_hits_occur(recorded: Path) -> None:
         assert sum(hits for trace in traces[f"ssd {drafter}"] for _, _, hits in trace.steps) > 10
 
 
-@pytest.mark.parametrize("golden", GOLDENS, ids=lambda path: path.name)
+@pytest.mark.parametrize("golden", BUILT_IN, ids=lambda path: path.name)
 def test_the_cpu_answers_what_recorded_devices_answered(golden: Path, recorded: Path) -> None:
     rows = compare(load_golden(golden), load_golden(recorded))
     assert passed(rows), [row for row in rows if not passed([row])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("golden", REAL, ids=lambda path: path.name)
+def test_the_cpu_answers_what_real_models_answered_elsewhere(golden: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(golden), "--device", "cpu"]) == 0, capsys.readouterr().out
+
+
+def test_real_models_were_recorded_too() -> None:
+    assert [load_golden(path).model.source for path in REAL] == ["smollm2-135m"]
+    assert all(load_golden(path).prompts for path in REAL)
 
 
 def test_a_real_model_is_asked_questions_and_they_travel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
