@@ -20,6 +20,7 @@ os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+LOG_FORMATS = ("text", "json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,9 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("SSD_HF_CACHE", "folder holding Hugging Face hub downloads", "the hub's own default"),
     Variable("SSD_DATASET_DIR", "folder holding the benchmark datasets", "none"),
     Variable("SSD_LOG_LEVEL", f"one of {', '.join(LOG_LEVELS)}", "INFO"),
+    Variable("SSD_LOG_FORMAT", "text, or json for one object a line", "text"),
     Variable("SSD_API_KEY", "key clients must send when --api-key is not given", "none", secret=True),
+    Variable("SSD_ADMIN_KEY", "key of the admin endpoint when --admin-key is not given", "none", secret=True),
     Variable("SSD_SPECULATOR_SECRET", "what targets and remote speculators must both know", "none", secret=True),
     Variable("SSD_CPU_KERNELS", "0 to run the CPU backend in plain torch instead of compiled kernels", "1"),
     Variable("SSD_NPU_EMULATOR", "1 to run the NPU backend on its CPU emulator", "0"),
@@ -111,8 +114,13 @@ def admin_key() -> str | None:
 
 
 def log_format() -> str:
-    """SSD_LOG_FORMAT: "json" for one object a line, else text. Processes that we start inherit it."""
-    return _text("SSD_LOG_FORMAT") or "text"
+    """SSD_LOG_FORMAT; raises ConfigError on a format that does not exist. Processes that we start inherit it."""
+    value = (_text("SSD_LOG_FORMAT") or "text").lower()
+    if value not in LOG_FORMATS:
+        raise ConfigError(
+            f"SSD_LOG_FORMAT={value!r} is not a log format", remedy=f"use one of {', '.join(LOG_FORMATS)}"
+        )
+    return value
 
 
 def speculator_secret() -> str | None:
@@ -136,14 +144,14 @@ def provide(defaults: Mapping[str, str]) -> None:
         os.environ.setdefault(name, value)
 
 
+def hand_down(values: Mapping[str, str]) -> None:
+    """What a flag of ours says, for processes that we start: as a flag does, it beats what was set."""
+    os.environ.update(values)
+
+
 def child(changes: Mapping[str, str]) -> dict[str, str]:
     """The environment of a child process: ours, with these changes."""
     return {**os.environ, **changes}
-
-
-def with_own(own: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a process of ours: our own, with these values in it."""
-    return {**os.environ, **own}
 
 
 def foreign(name: str) -> str | None:

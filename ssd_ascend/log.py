@@ -10,10 +10,12 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TextIO
 
 from ssd_ascend import env
+from ssd_ascend.errors import ConfigError
 
 _ROOT = "ssd_ascend"
 _FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
@@ -96,12 +98,24 @@ def get_logger(name: str) -> logging.Logger:
     """
     root = logging.getLogger(_ROOT)
     if root.level == logging.NOTSET:
-        root.setLevel(env.log_level())
+        wrong: list[ConfigError] = []  # told as a line of the log: no door can catch what comes of an import
+        root.setLevel(_setting(env.log_level, "INFO", wrong))
         if not logging.getLogger().handlers:
             root.addHandler(_StderrHandler())
-            use_format(env.log_format())
+            use_format(_setting(env.log_format, "text", wrong))
             root.propagate = False
+        for error in wrong:
+            root.warning("%s", error)
     return logging.getLogger(name if name == _ROOT or name.startswith(f"{_ROOT}.") else f"{_ROOT}.{name}")
+
+
+def _setting(read: Callable[[], str], default: str, wrong: list[ConfigError]) -> str:
+    """What the environment says; what is wrong there is left at its default, and put down in `wrong`."""
+    try:
+        return read()
+    except ConfigError as error:
+        wrong.append(error)
+        return default
 
 
 def adopt(*names: str, level: int) -> None:

@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None, *, engine_command: Sequence[str] | N
         given = sys.argv[1:] if argv is None else argv
         args = parse_arguments(given, add_engine_arguments)
         if (log_format := getattr(args, "log_format", None)) is not None:
-            env.provide({"SSD_LOG_FORMAT": log_format})  # the engine and its workers write to the same place
+            env.hand_down({"SSD_LOG_FORMAT": log_format})  # the engine and its workers write to the same place
             log.use_format(log_format)
         check_launch_flags(args)
         if hasattr(args, "topology"):

@@ -90,7 +90,7 @@ def _add_operator_flags(group: argparse._ArgumentGroup) -> None:
     add("--admin-host", metavar="HOST", help=f"its address (default: {_DEFAULT.admin_host})")
     add("--admin-key", metavar="KEY", help="its key (default: SSD_ADMIN_KEY)")
     add("--access-log", dest="has_access_log", action="store_true", help="log a line for every request")
-    add("--log-format", choices=("text", "json"), help="how log lines are written (default: text)")
+    add("--log-format", choices=env.LOG_FORMATS, help="how log lines are written (default: SSD_LOG_FORMAT, else text)")
     add("--otlp-endpoint", metavar="URL", help="where OpenTelemetry traces go, as OTLP over HTTP")
 
 

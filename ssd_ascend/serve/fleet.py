@@ -119,7 +119,7 @@ class Fleet:
         speculators = speculators_of(self.placed, role.replica) if role.kind == "target" else []
         command = role.command(placed.host, placed.port, speculators)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *booted(command), env=env.with_own(role.env), stdout=sys.stderr
+            sys.executable, *booted(command), env=env.child(role.env), stdout=sys.stderr
         )
         self._processes[role.name] = process
         log.info("%s starts %s", role.name, fields(pid=process.pid, port=placed.port))

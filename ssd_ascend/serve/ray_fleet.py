@@ -40,7 +40,7 @@ class RoleActor:
             variables = {**variables, "MASTER_ADDR": self._host}
         self._process = subprocess.Popen(
             [sys.executable, *booted(role.command(self._host, port, speculators))],
-            env=env.with_own(variables),
+            env=env.child(variables),
             stdout=sys.stderr,
         )
         threading.Thread(target=self._end_with_it, daemon=True).start()

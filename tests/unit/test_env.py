@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,7 +41,12 @@ def test_switches(value: str, meaning: bool, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "read"), [("SSD_NPU_EMULATOR", "2", env.npu_emulator), ("SSD_LOG_LEVEL", "LOUD", env.log_level)]
+    ("name", "value", "read"),
+    [
+        ("SSD_NPU_EMULATOR", "2", env.npu_emulator),
+        ("SSD_LOG_LEVEL", "LOUD", env.log_level),
+        ("SSD_LOG_FORMAT", "xml", env.log_format),
+    ],
 )
 def test_a_wrong_value_names_variable_and_value(
     name: str, value: str, read: object, monkeypatch: pytest.MonkeyPatch
@@ -57,6 +63,18 @@ def test_the_report_hides_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert env.report() == {"SSD_API_KEY": "(set)", "SSD_TARGET_MODEL": "smollm2-135m"}
     assert env.is_set("SSD_API_KEY")
     assert not env.is_set("SSD_DEVICE")
+
+
+def test_every_variable_that_is_read_is_told_of() -> None:
+    assert set(re.findall(r"SSD_[A-Z_]+", Path(env.__file__).read_text("utf-8"))) == {v.name for v in env.VARIABLES}
+
+
+def test_what_is_handed_down_beats_what_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSD_LOG_FORMAT", "json")
+    env.provide({"SSD_LOG_FORMAT": "text"})
+    assert env.child({})["SSD_LOG_FORMAT"] == env.log_format() == "json"
+    env.hand_down({"SSD_LOG_FORMAT": "text"})
+    assert env.child({})["SSD_LOG_FORMAT"] == env.log_format() == "text"
 
 
 def test_the_readme_lists_every_variable() -> None:
@@ -80,3 +98,12 @@ def test_logs_go_to_standard_error_at_the_level_asked_for() -> None:
     assert done.stderr.endswith("I ssd_ascend.x: loaded seconds=1.235 name='a b'\n")
     assert done.stderr.count("\n") == 1
     assert run_logging(code, "WARNING").stderr == ""
+
+
+def test_a_wrong_level_is_a_line_of_the_log_and_no_traceback() -> None:
+    said = run_logging("get_logger('ssd_ascend.x').info('on')", "LOUD").stderr.splitlines()
+    assert len(said) == 2
+    assert said[0].endswith(
+        "W ssd_ascend: SSD_LOG_LEVEL='LOUD' is not a log level (use one of DEBUG, INFO, WARNING, ERROR)"
+    )
+    assert said[1].endswith("I ssd_ascend.x: on")
