@@ -37,11 +37,6 @@ class AllRanks:
         self._writer = StepWriter()
         self._explaining: _Context = nullcontext if ranks is None else ranks.explaining
 
-    @property
-    def has_others(self) -> bool:
-        """Whether there are ranks beside this one."""
-        return self._ranks is not None
-
     def run(self, mode: Mode, rows: Rows[Row], *, drafts: Speculation | None = None) -> ModelOutput:
         """A forward of these rows. `drafts` replaces placeholders by tokens that the device has."""
         with trace.span("inputs"):

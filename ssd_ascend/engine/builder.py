@@ -87,8 +87,8 @@ def _ahead(config: EngineConfig, target: AllRanks, speculator: Speculator) -> Ah
     lookahead = config.speculation.max_lookahead
     if isinstance(speculator, AheadSpeculator) and speculator.goes_ahead:
         return RoundsAhead(target, speculator, lookahead=lookahead)
-    if isinstance(speculator, LookingUpSpeculator) and not target.has_others:
-        hits = HitsAhead(target.runner, lookahead=lookahead)
+    if isinstance(speculator, LookingUpSpeculator):
+        hits = HitsAhead(target, lookahead=lookahead)
         speculator.queue_with(hits.queue)
         return hits
     return None

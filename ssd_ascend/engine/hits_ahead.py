@@ -15,9 +15,9 @@ from typing import NamedTuple
 from ssd_ascend.core.batch import Mode, ModelOutput
 from ssd_ascend.core.plan import StepPlan
 from ssd_ascend.core.speculation import Speculation
+from ssd_ascend.engine.all_ranks import AllRanks
 from ssd_ascend.engine.run_ahead import only, rows_of
 from ssd_ascend.runtime.inputs import Row
-from ssd_ascend.runtime.model_runner import ModelRunner
 from ssd_ascend.runtime.pack import Arriving, Picked
 from ssd_ascend.speculation.base import NextRow
 
@@ -38,25 +38,26 @@ class HitsAhead:
     again; the scheduler lets nobody else have those blocks before.
     """
 
-    def __init__(self, runner: ModelRunner, *, lookahead: int) -> None:
+    def __init__(self, target: AllRanks, *, lookahead: int) -> None:
         self.slots = lookahead + 1
-        self._runner = runner
+        self._target = target
         self._queued: _Queued | None = None
 
     def queue(self, rows: Rows[NextRow]) -> bool:
         """Run these now; False, and nothing done, where that takes the host, or room that they lack."""
-        graphs, size = self._runner.graphs, self._runner.block_size
+        graphs, size = self._target.runner.graphs, self._target.runner.block_size
         if graphs is None or not rows or not all(row.seq.sampling.wants_only_arg_max for row in rows):
             return False
         if any(row.end > len(row.seq.block_table) * size for row in rows):
             return False
         mode = Mode.VERIFY if any(row.drafts for row in rows) else Mode.DECODE
-        batch = graphs.stage(mode, [_row(row) for row in rows])
+        packed = [_row(row) for row in rows]
+        batch = graphs.stage(mode, packed)
         if batch is None:
             return False
         num_drafts = [len(row.drafts) for row in rows]
         first = list(accumulate((count + 1 for count in num_drafts), initial=0))
-        output = self._runner.forward(batch)
+        output = self._target.run_staged(batch, packed)
         assert output.greedy is not None, "captured steps bring it"
         self._queued = _Queued(num_drafts, first, output, Arriving(output.greedy))
         return True

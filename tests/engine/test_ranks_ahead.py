@@ -13,6 +13,7 @@ import pytest
 
 from ssd_ascend.core.request import EngineRequest
 from ssd_ascend.core.sampling import SamplingParams
+from ssd_ascend.engine.hits_ahead import HitsAhead
 from ssd_ascend.engine.rounds_ahead import RoundsAhead
 from ssd_ascend.engine.run_ahead import RunAhead
 from tests.engine.capturing import capture_everywhere, record_taken
@@ -170,3 +171,13 @@ def test_rounds_are_those_of_one_rank(pair: Path, rounds: list[int]) -> None:
         rounds.clear()
     assert counts[0] == counts[1]
     assert counts[0][3] > 5
+
+
+@drafters
+def test_hits_of_ssd(pair: Path, monkeypatch: pytest.MonkeyPatch, drafter: str) -> None:
+    """What is looked up is queued before commit: its tokens are told, and all ranks run it."""
+    hits = record_taken(monkeypatch, HitsAhead, lambda plan, speculation: len(plan.decoding))
+    config = speculation(pair, "ssd", drafter, fan_out=3)
+    sampling = [greedy(9 + 12 * i, ignore_eos=i % 2 == 0) for i in range(6)]
+    same_as_one_rank(pair, sampling, speculation=config, aborted=3)
+    assert len(hits) > 3
