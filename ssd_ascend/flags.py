@@ -13,11 +13,10 @@ from typing import Any, Literal
 from ssd_ascend import catalogue, env
 from ssd_ascend.config.engine import DTYPES, EngineConfig
 from ssd_ascend.config.speculation import FanOutSpec, SpeculationConfig
-from ssd_ascend.errors import ConfigError
+from ssd_ascend.errors import ConfigError, unknown_name
 from ssd_ascend.flag_rules import check_use
-
-SPECULATORS = ("none", "sd", "ssd")
-DRAFTERS = ("model", "eagle3", "ngram")
+from ssd_ascend.registry import Registry
+from ssd_ascend.speculation.registry import DRAFTERS, SPECULATORS
 
 
 def _lookahead(text: str) -> int | Literal["auto"]:
@@ -33,6 +32,17 @@ def fan_out(text: str) -> FanOutSpec:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(","))
+
+
+def _kept_in(registry: Registry[Any]) -> dict[str, Any]:
+    """How argparse reads a name of a registry, or the place of one's own, which is known when it is imported."""
+
+    def name(text: str) -> str:
+        if text not in registry and ":" not in text:
+            raise argparse.ArgumentTypeError(str(unknown_name(registry.kind, text, registry)))
+        return text
+
+    return {"type": name, "metavar": "|".join(registry)}
 
 
 def positive_list(text: str, flag: str) -> list[int]:
@@ -82,12 +92,13 @@ def _add_capacity_arguments(group: argparse._ArgumentGroup) -> None:
     _flag(group, "--no-prefix-cache", dest="prefix_cache", action="store_false", help="compute every prompt in full")
     _flag(group, "--no-graphs", dest="graphs", action="store_false", help="never capture device graphs")
     _flag(group, "--threads", type=int, metavar="N", help="CPU threads of the target (default: all cores)")
-    _flag(group, "--engine-seed", dest="seed", type=int, metavar="S", help="seeds requests that bring none")
+    _flag(group, "--engine-seed", type=int, metavar="S", help="seeds requests that bring none")
 
 
 def _add_speculation_arguments(group: argparse._ArgumentGroup) -> None:
-    _flag(group, "--speculator", choices=SPECULATORS, help="when drafting happens: never, in turn, or meanwhile")
-    _flag(group, "--drafter", choices=DRAFTERS, help="what drafts: a small model, an EAGLE-3 head, or n-grams")
+    _flag(group, "--speculator", **_kept_in(SPECULATORS), help="when drafting happens: never, in turn, or meanwhile")
+    _flag(group, "--drafter", **_kept_in(DRAFTERS), help="what drafts: a small model, an EAGLE-3 head, n-grams, or "
+          "module:name, one's own")  # fmt: skip
     _flag(group, "--draft", metavar="D", help="the drafter's weights; same forms as --model")
     _flag(group, "--lookahead", type=_lookahead, metavar="K|auto", help="draft tokens per speculation")
     _flag(group, "--fan-out", type=fan_out, metavar="F|auto|LIST", help="guesses prepared per accepted length")
@@ -110,7 +121,8 @@ def _add_speculation_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 _SPECULATION_FIELDS = frozenset(SpeculationConfig.__dataclass_fields__)
-_ENGINE_FIELDS = frozenset(EngineConfig.__dataclass_fields__) - {"speculation", "model"}
+_ENGINE_FIELDS = frozenset(EngineConfig.__dataclass_fields__) - {"speculation", "model", "seed"}
+"""Those that have a flag of their name; `seed` is a request's at some doors."""
 
 
 def engine_config(args: argparse.Namespace, *, is_final: bool = True) -> EngineConfig:
@@ -138,4 +150,6 @@ def engine_config(args: argparse.Namespace, *, is_final: bool = True) -> EngineC
     if is_final:
         check_use(asked, speculation)
     engine.update({name: value for name, value in given.items() if name in _ENGINE_FIELDS})
+    if "engine_seed" in given:
+        engine["seed"] = given["engine_seed"]
     return EngineConfig(model=model, speculation=speculation, **engine)

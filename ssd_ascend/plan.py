@@ -8,9 +8,10 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
 from ssd_ascend import catalogue
-from ssd_ascend.config.plan import Plan, Wish
+from ssd_ascend.config.plan import Mode, Plan, Wish
 from ssd_ascend.config.topology import Topology
 from ssd_ascend.errors import ConfigError, SsdError, flag_names
 from ssd_ascend.flags import fan_out
@@ -46,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     wish.add_argument("--acceptance", type=float, metavar="A", help="chance that one more draft stands")
     wish.add_argument("--hit-rate", type=float, metavar="H", help="chance that an outcome was foreseen")
     force = parser.add_argument_group("what is left to the planner unless given")
-    force.add_argument("--speculator", choices=("none", "sd", "ssd"))
+    force.add_argument("--speculator", choices=get_args(Mode))
     force.add_argument("--tp", type=int, metavar="N", help="ranks of the target")
     force.add_argument("--speculators", type=int, metavar="N", help="speculators of each replica")
     force.add_argument("--speculator-level", metavar="LEVEL", help="over which level of links they sit")

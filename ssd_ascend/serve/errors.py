@@ -72,7 +72,10 @@ def install_error_handlers(app: Starlette) -> None:
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = f"{request.method} {request.url.path}: {error.detail}"
-        return error_response(error.status_code, message, headers=dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        if headers.get("Allow") == "GET":  # as the framework has it; see `head.py`
+            headers["Allow"] = "GET, HEAD"
+        return error_response(error.status_code, message, headers=headers)
 
     async def unexpected(request: Request, error: Exception) -> Response:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)

@@ -1,9 +1,13 @@
-"""Which name means which drafter or speculator. Adding one: its file, and its line here."""
+"""Which name means which drafter or speculator. Adding one: its file, and its line here. Torch-free, for `flags.py`."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ssd_ascend.registry import Registry
-from ssd_ascend.speculation.setup import DrafterKind, SpeculatorKind
+
+if TYPE_CHECKING:
+    from ssd_ascend.speculation.setup import DrafterKind, SpeculatorKind
 
 DRAFTERS: Registry[DrafterKind] = Registry(
     "drafter",

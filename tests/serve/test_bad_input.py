@@ -186,6 +186,9 @@ def test_an_answer_can_be_sent_back(server: LiveServer) -> None:
 def test_paths_and_methods(server: LiveServer) -> None:
     assert error_of(server.get("/v2/nothing"), 404)["type"] == "not_found_error"
     error_of(server.get(CHAT), 405)
+    refused = server.post("/health", {})
+    error_of(refused, 405)
+    assert refused.headers["allow"] == "GET, HEAD"
     error_of(server.post("/v1/chat/completions", b" " * (33 << 20)), 413)
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
+from types import ModuleType
 
 import pytest
 
-from ssd_ascend import generate
+from ssd_ascend import chat, generate
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.flags import add_engine_arguments, engine_config
 from ssd_ascend.serve.launch_flags import add_launch_arguments, check_launch_flags
+from ssd_ascend.speculation.registry import DRAFTERS, SPECULATORS
 
 
 def parsed(*flags: str) -> EngineConfig:
@@ -54,6 +57,15 @@ def test_lookahead_and_fan_out_take_numbers_lists_and_auto() -> None:
     flags = ("--model", "m", "--speculator", "ssd", "--lookahead", "auto", "--fan-out", "auto")
     config = parsed(*flags).speculation
     assert (config.lookahead, config.fan_out) == ("auto", "auto")
+
+
+def test_every_registered_name_is_a_flag_and_so_is_the_place_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag, registry in (("--speculator", SPECULATORS), ("--drafter", DRAFTERS)):
+        for name in (*registry, "my_module:KIND"):
+            assert getattr(parsed("--model", "m", "--speculator", "sd", flag, name).speculation, registry.kind) == name
+        with pytest.raises(SystemExit):
+            parsed("--model", "m", flag, "nothing")
+        assert f"unknown {registry.kind} 'nothing'; known: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--lookahead", "--fan-out"])
@@ -178,6 +190,27 @@ def test_a_plan_and_one_engine_have_flags_of_their_own(flags: tuple[str, ...], w
     add_launch_arguments(parser)
     with pytest.raises(ConfigError, match=words):
         check_launch_flags(parser.parse_args(flags))
+
+
+@pytest.mark.parametrize("door", [generate, chat])
+def test_the_seed_of_a_request_is_not_the_engines(door: ModuleType) -> None:
+    needed = ["--model", "m", *(["--prompt", "a"] if door is generate else [])]
+    for flags, seeds in (
+        ([], (None, 0)),
+        (["--seed", "7"], (7, 0)),
+        (["--engine-seed", "8"], (None, 8)),
+        (["--seed", "7", "--engine-seed", "8"], (7, 8)),
+    ):
+        args = door.parser().parse_args([*needed, *flags])
+        assert (args.seed, engine_config(args).seed) == seeds
+
+
+def test_generate_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--model", "smollm2-135m", "--device", "cpu", "--prompt", "The capital of France is"]
+    assert generate.main([*asked, "--max-tokens", "2", "--temperature", "0", "--max-model-len", "64", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["text"] == " Paris."
+    assert (answer["finish_reason"], answer["stats"]["completion_tokens"]) == ("length", 2)
 
 
 def test_every_prompt_of_generate_is_answered() -> None:
