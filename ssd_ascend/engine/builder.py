@@ -165,7 +165,13 @@ def load_target(
     )
     # what a host records has no place for a message to another process; devices' own libraries do
     if config.graphs and (collectives.size == 1 or not backend.capabilities.host_memory):
-        loaded.runner.capture_graphs(backend, max_rows=config.max_num_seqs, lookahead=lookahead, max_len=max_model_len)
+        loaded.runner.capture_graphs(
+            backend,
+            max_rows=config.max_num_seqs,
+            lookahead=lookahead,
+            max_len=max_model_len,
+            longest_prompt=min(config.max_batched_tokens, max_model_len),
+        )
     return loaded
 
 

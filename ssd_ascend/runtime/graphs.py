@@ -3,6 +3,8 @@
 `inputs.build_batch` writes such a step straight into its bucket's buffers (one copy to the device), and
 `ModelRunner.forward` replays it. A padded row has no queries and no keys, a padded token the slot -1 and no row.
 Where a padded token costs as much as any other, each number of tokens has its own graph, captured when it turns up.
+Of prompts, one that comes alone has graphs of some sizes: launched one by one, its kernels would take longer to queue
+than to run.
 """
 
 from __future__ import annotations
@@ -21,11 +23,16 @@ from ssd_ascend.core.batch import ForwardBatch, Mode, ModelOutput
 from ssd_ascend.errors import first_line
 from ssd_ascend.log import get_logger
 from ssd_ascend.runtime.inputs import Row
-from ssd_ascend.runtime.pack import Pack, to_device
+from ssd_ascend.runtime.pack import Field, Pack, to_device
 from ssd_ascend.runtime.static import row_fields, static_batch, write_rows
 
 _log = get_logger(__name__)
 _ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+_PROMPTS = (16, 32, 64, 128, 256, 512)
+"""Tokens of a prompt, or of a part of one. Each graph holds those that fill more than half of it: devices may go about
+longer ones in other ways, and do so from a power of two on."""
+_SHORT = 64
+"""Prompts of up to so many tokens may want the workspace of drafts that are verified, see `graph_bytes`."""
 _MOST_EXACT = 32
 """Tokens of the largest graph without padding: beyond, the time is spent in kernels and not between them."""
 
@@ -44,12 +51,27 @@ class Bucket(NamedTuple):
         """Tokens of the captured forward."""
         return self.rows * self.per_row
 
+    @property
+    def is_prompt(self) -> bool:
+        """Whether it holds a prompt, of which one token at most has a row of logits."""
+        return self.mode is Mode.PREFILL
 
-def make_buckets(max_rows: int, lookahead: int) -> list[Bucket]:
-    """Decode buckets, and verify buckets where there are drafts; the largest first, so that memory is shared."""
+    def holds(self, mode: Mode, rows: int, longest: int) -> bool:
+        """Whether such a batch may run here. All but prompts may run among any other kind."""
+        if self.is_prompt:
+            return mode is Mode.PREFILL and rows == 1 and self.per_row // 2 < longest <= self.per_row
+        return mode is not Mode.PREFILL and self.rows >= rows and self.per_row >= longest
+
+
+def make_buckets(max_rows: int, lookahead: int, longest_prompt: int = 0) -> list[Bucket]:
+    """Decode buckets, verify buckets where there are drafts, and those of prompts of up to `longest_prompt` tokens; the
+    largest first, so that memory is shared."""
     rows = [*(size for size in _ROWS if size < max_rows), max_rows]
     kinds = [(Mode.VERIFY, lookahead + 1)] if lookahead else []
     buckets = [Bucket(mode, size, per_row) for mode, per_row in [*kinds, (Mode.DECODE, 1)] for size in rows]
+    most = max(bucket.tokens for bucket in buckets)
+    sizes = [size for size in _PROMPTS if size <= longest_prompt and (size <= most or size > _SHORT)]
+    buckets += [Bucket(Mode.PREFILL, 1, size) for size in sizes]
     return sorted(buckets, key=lambda bucket: -bucket.tokens)
 
 
@@ -67,14 +89,19 @@ class _Buffers:
     ) -> None:
         self.bucket = bucket
         self._block_size = block_size
-        self._pack = Pack(row_fields(bucket.rows, bucket.tokens, max_len, block_size), device)
+        wanted = {"wanted": Field((bucket.rows,))} if bucket.is_prompt else {}
+        self._pack = Pack(row_fields(bucket.rows, bucket.tokens, max_len, block_size) | wanted, device)
         batch = static_batch(self._pack, bucket.mode, per_row=bucket.per_row, max_len=max_len)
         hidden = None if features is None else features.new_zeros(bucket.tokens, features.shape[-1])
-        self.batch = ForwardBatch(batch.mode, batch.input_ids, batch.positions, batch.attention, hidden)
+        last = self._pack.device.get("wanted")
+        self.batch = ForwardBatch(batch.mode, batch.input_ids, batch.positions, batch.attention, hidden, last)
 
     def fill(self, mode: Mode, rows: Rows[Row], lengths: list[int]) -> ForwardBatch:
         """Send a batch; the returned one has its host lengths and this bucket's (larger) device tensors."""
-        write_rows(self._pack.next(), rows, lengths, self._block_size)
+        stage = self._pack.next()
+        write_rows(stage, rows, lengths, self._block_size)
+        if self.bucket.is_prompt:
+            stage.arrays["wanted"][:] = lengths[0] - 1
         self._pack.send()
         device = self.batch.attention
         meta = AttentionMetadata(
@@ -85,7 +112,8 @@ class _Buffers:
             block_table=device.block_table,
             slot_mapping=device.slot_mapping,
         )
-        return ForwardBatch(mode, self.batch.input_ids, self.batch.positions, meta, self.batch.hidden_states)
+        batch = self.batch
+        return ForwardBatch(mode, batch.input_ids, batch.positions, meta, batch.hidden_states, batch.logits_rows)
 
 
 class Rehearsal:
@@ -109,10 +137,11 @@ class _Captured(NamedTuple):
 
 
 class _Staged(NamedTuple):
-    """A batch in its bucket's buffers, and the packed rows whose logits it wants (None: all)."""
+    """A batch in its bucket's buffers, how many rows of logits it has there, and which of them it wants (None: all)."""
 
     batch: ForwardBatch
     captured: _Captured
+    num_logits: int
     wanted: list[int] | None
 
 
@@ -147,7 +176,8 @@ class GraphRunner:
     def inputs(self, per_row: int) -> StaticInputs:
         """Those of graphs of `per_row` tokens a row."""
         buckets = (captured.buffers for captured in self._captured)
-        return StaticInputs([own.batch for own in buckets if own.bucket.per_row == per_row], self._block_size)
+        own = [each.batch for each in buckets if each.bucket.per_row == per_row and not each.bucket.is_prompt]
+        return StaticInputs(own, self._block_size)
 
     def capture(
         self, backend: Backend, device: torch.device, buckets: Iterable[Bucket], *, block_size: int, max_len: int
@@ -195,14 +225,15 @@ class GraphRunner:
             _log.warning("no graph for %d rows of %d tokens (%s): they run eagerly", *bucket[1:], first_line(error))
             return None
 
-    def _holding(self, rows: int, longest: int, tokens: int) -> _Captured | None:
+    def _holding(self, mode: Mode, rows: int, longest: int, tokens: int) -> _Captured | None:
         """The smallest graph that holds a batch; without padding the one of just as many tokens, captured if need be.
 
         There a row costs nothing and a token does, so the graph of T tokens has T rows: most of them stay empty.
         """
         if self._capture_exactly is None:
-            fits = (c for c in self._captured if c.buffers.bucket.rows >= rows and c.buffers.bucket.per_row >= longest)
-            return next(fits, None)
+            return next((c for c in self._captured if c.buffers.bucket.holds(mode, rows, longest)), None)
+        if mode is Mode.PREFILL:
+            return None
         found = next((c for c in self._captured if c.buffers.bucket.tokens == tokens), None)
         if found is None and tokens <= _MOST_EXACT and not self._full:
             found = self._or_eagerly(self._capture_exactly, Bucket(Mode.DECODE, tokens, 1))
@@ -217,15 +248,14 @@ class GraphRunner:
         hidden_states: torch.Tensor | None = None,
         input_ids: torch.Tensor | None = None,
     ) -> ForwardBatch | None:
-        """Send a batch into the smallest bucket that holds it; None when none does.
-
-        Any bucket will do for any kind of rows, but prompts, whose last forwards would otherwise look like drafts.
-        """
+        """Send a batch into the smallest bucket that holds it; None when none does."""
         lengths = [len(row.tokens) for row in rows]
         longest, blocks = max(lengths), max(len(row.block_table) for row in rows)
-        if mode is Mode.PREFILL or (hidden_states is None) != (self._features is None):
+        if (hidden_states is None) != (self._features is None):
             return None
-        captured = self._holding(len(rows), longest, sum(lengths))
+        if mode is Mode.PREFILL and rows[0].num_logits > 1:
+            return None
+        captured = self._holding(mode, len(rows), longest, sum(lengths))
         if captured is None or blocks > captured.buffers.batch.attention.block_table.shape[1]:
             return None
         batch = captured.buffers.fill(mode, rows, lengths)
@@ -233,7 +263,10 @@ class GraphRunner:
             batch.input_ids[: input_ids.shape[0]].copy_(input_ids)
         if hidden_states is not None and batch.hidden_states is not None:
             batch.hidden_states[: hidden_states.shape[0]].copy_(hidden_states)
-        self._staged = _Staged(batch, captured, _wanted(rows, lengths))
+        if captured.buffers.bucket.is_prompt:
+            self._staged = _Staged(batch, captured, rows[0].num_logits, None)
+        else:
+            self._staged = _Staged(batch, captured, sum(lengths), _wanted(rows, lengths))
         return batch
 
     def captured(self, batch: ForwardBatch) -> Graph | None:
@@ -244,7 +277,7 @@ class GraphRunner:
         """The output of a batch that `stage` made, without its padding; None for any other batch."""
         if self._staged is None or self._staged.batch is not batch:
             return None
-        (_, captured, wanted), self._staged = self._staged, None
+        (_, captured, num_logits, wanted), self._staged = self._staged, None
         self._attention.replan(batch.attention, captured.buffers.bucket.tokens)
         captured.graph.replay()
         tokens, output = sum(batch.attention.query_lens_host), captured.outputs[0]
@@ -253,7 +286,7 @@ class GraphRunner:
             index = to_device(torch.tensor(wanted, dtype=torch.int64), output.logits.device)
 
         def asked_for(rows: torch.Tensor) -> torch.Tensor:
-            return rows[:tokens] if index is None else rows.index_select(0, index)
+            return rows[:num_logits] if index is None else rows.index_select(0, index)
 
         return ModelOutput(
             logits=asked_for(output.logits),

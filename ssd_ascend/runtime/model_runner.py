@@ -51,8 +51,10 @@ class ModelRunner:
         lookahead: int,
         max_len: int,
         features: torch.Tensor | None = None,
+        longest_prompt: int = 0,
     ) -> None:
-        """Capture decode steps of up to `max_rows` rows, and verify steps of `lookahead` drafts where that is not 0.
+        """Capture decode steps of up to `max_rows` rows, verify steps of `lookahead` drafts where that is not 0, and
+        prompts of up to `longest_prompt` tokens where the device keeps lengths itself.
 
         `features`: see `GraphRunner`.
         """
@@ -66,9 +68,8 @@ class ModelRunner:
             return
         choose = chooser(backend)
         self.graphs = GraphRunner(lambda batch: self._judged(batch, choose), self.attention, features)
-        self.graphs.capture(
-            backend, self.device, make_buckets(max_rows, lookahead), block_size=self.block_size, max_len=max_len
-        )
+        buckets = make_buckets(max_rows, lookahead, longest_prompt if backend.capabilities.device_lengths else 0)
+        self.graphs.capture(backend, self.device, buckets, block_size=self.block_size, max_len=max_len)
 
     @torch.inference_mode()
     def _meet_kernels(self, features: torch.Tensor | None, max_len: int) -> None:
@@ -106,7 +107,8 @@ class ModelRunner:
         """The forward, and what greedy requests want to know of it."""
         output = self.run(batch)
         token, value = choose(output.logits)
-        greedy = torch.stack((torch.where(torch.isfinite(value), token, -1), batch.input_ids), dim=1)
+        fed = batch.input_ids if batch.logits_rows is None else batch.input_ids.index_select(0, batch.logits_rows)
+        greedy = torch.stack((torch.where(torch.isfinite(value), token, -1), fed), dim=1)
         return replace(output, greedy=greedy)
 
 

@@ -100,8 +100,8 @@ def test_decoding_rows_beside_a_prefill_keep_their_bits(runner: ModelRunner) -> 
 
 @pytest.fixture(scope="module")
 def captured(runner: ModelRunner, gpu: Backend) -> Iterator[ModelRunner]:
-    """The runner with graphs of up to 6 rows and 4 drafts."""
-    runner.capture_graphs(gpu, max_rows=6, lookahead=4, max_len=512)
+    """The runner with graphs of up to 6 rows and 4 drafts, and of prompts."""
+    runner.capture_graphs(gpu, max_rows=6, lookahead=4, max_len=512, longest_prompt=512)
     yield runner
     runner.graphs = None
 
@@ -119,6 +119,28 @@ def test_graphs_answer_as_eager_steps_do(captured: ModelRunner, rows: int, mode:
     finally:
         captured.graphs = graphs
     assert torch.equal(replayed, eager)
+
+
+@pytest.mark.parametrize("sizes", [[300], [200, 100], [128, 65, 107], [9, 30, 128, 65, 68], [256, 44]], ids=str)
+def test_prompts_in_graphs_give_the_bits_of_those_without(captured: ModelRunner, sizes: list[int]) -> None:
+    """In one part or several, each of which fills its graph more or less; the cache as well."""
+    graphs, tokens = captured.graphs, tokens_of(3)
+    found = []
+    for staging in (graphs, None):
+        captured.kv.tensor.zero_()
+        start, logits, replayed = 0, [], 0
+        for size in sizes:
+            row = Row(tokens[start : start + size], start, table_of(0), 1)
+            batch = build_batch(
+                Mode.PREFILL, [row], block_size=captured.block_size, device=captured.device, staging=staging
+            )
+            replayed += graphs is not None and graphs.captured(batch) is not None
+            logits.append(captured.forward(batch).logits.clone())
+            start += size
+        found.append((torch.cat(logits), captured.kv.tensor.clone()))
+        assert replayed == (sum(size > 64 or 8 < size <= 16 for size in sizes) if staging is not None else 0)
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
 
 
 def test_padding_writes_nothing(captured: ModelRunner) -> None:

@@ -129,6 +129,35 @@ def test_a_replay_hands_over_the_rows_that_were_asked_for_and_judges_them(runner
     assert replayed.greedy.tolist() == [list(pair) for pair in zip(eager.logits.argmax(-1).tolist(), fed, strict=True)]
 
 
+@pytest.mark.parametrize("num_logits", [0, 1])
+def test_a_prompt_that_comes_alone_is_replayed(runner: ModelRunner, num_logits: int) -> None:
+    """In a graph that it fills by more than half. Short ones only where a step of as many tokens is captured anyway."""
+    backend = Captures(load_backend("cpu"))
+    runner.capture_graphs(backend, max_rows=6, lookahead=3, max_len=128, longest_prompt=128)  # type: ignore[arg-type]
+    graphs, rng = runner.graphs, random.Random(4)
+    assert graphs is not None
+    assert [bucket.per_row for bucket in graphs.buckets if bucket.is_prompt] == [16, 128]
+    assert not any(batch.mode is Mode.PREFILL for batch in graphs.inputs(16).batches)
+    for length in (1, 8, 9, 16, 17, 64, 65, 100, 128):
+        (row,) = random_rows(rng, 1, 1)
+        start = rng.randint(0, 128 - length)
+        row = Row([rng.randrange(97) for _ in range(length)], start, row.block_table, num_logits)
+        runner.kv.tensor.normal_()
+        kept = runner.kv.tensor.clone()
+        staged = build_batch(Mode.PREFILL, [row], block_size=BLOCK, device=runner.device, staging=graphs)
+        assert (graphs.captured(staged) is not None) == (length in (9, 16, 65, 100, 128))
+        replayed, cache = runner.forward(staged), runner.kv.tensor.clone()
+        runner.kv.tensor.copy_(kept)
+        eager = runner.forward(build_batch(Mode.PREFILL, [row], block_size=BLOCK, device=runner.device))
+        torch.testing.assert_close(replayed.logits, eager.logits)
+        torch.testing.assert_close(cache, runner.kv.tensor)
+        if replayed.greedy is not None:
+            best = eager.logits.argmax(-1).tolist()
+            assert replayed.greedy.tolist() == [[token, row.tokens[-1]] for token in best]
+    for rows in (random_rows(rng, 2, 16), [row._replace(num_logits=2)]):
+        assert graphs.stage(Mode.PREFILL, rows) is None
+
+
 def test_few_tokens_are_counted_as_many_are_computed() -> None:
     """Positions, slots and lengths of the same rows, by lists and by arrays."""
     rng = random.Random(11)
@@ -212,6 +241,9 @@ def test_buckets_cover_every_number_of_rows() -> None:
     assert [bucket.tokens for bucket in buckets] == sorted((bucket.tokens for bucket in buckets), reverse=True)
     assert {bucket.per_row for bucket in buckets if bucket.mode is Mode.VERIFY} == {6}
     assert all(bucket.mode is Mode.DECODE for bucket in make_buckets(4, 0))
+    assert {bucket for bucket in make_buckets(64, 5, 300) if bucket.is_prompt} == {
+        Bucket(Mode.PREFILL, 1, size) for size in (16, 32, 64, 128, 256)
+    }
 
 
 def test_kernels_are_met_before_serving_and_leave_no_trace(

@@ -61,6 +61,7 @@ def capture(
         lookahead=glue - 1,
         max_len=setup.max_positions,
         features=features,
+        longest_prompt=min(facts.max_batched_tokens, setup.max_positions),
     )
     graphs = None if runner.graphs is None else backend.graphs(setup.device)  # some models do not let it
     lengths = backend.capabilities.device_lengths or isinstance(runner.attention, StepwiseAttention)
