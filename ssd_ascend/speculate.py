@@ -12,7 +12,8 @@ import sys
 from collections.abc import Sequence
 
 from ssd_ascend import env
-from ssd_ascend.errors import ConfigError, SsdError, needs_packages
+from ssd_ascend.config.speculation import SpeculationConfig
+from ssd_ascend.errors import ConfigError, SsdError, flag_names, needs_packages
 from ssd_ascend.flags import add_engine_arguments, engine_config
 
 
@@ -31,9 +32,7 @@ def run(args: argparse.Namespace) -> None:
     """Load the drafter and serve until told to stop."""
     args.speculator = getattr(args, "speculator", "ssd")
     config = engine_config(args)
-    if config.speculation.speculator != "ssd":
-        given = config.speculation.speculator
-        raise ConfigError(f"a speculator of its own serves ssd, not {given!r}", remedy="leave --speculator out")
+    _check(args, config.speculation)
     from ssd_ascend.engine.speculator import open_service  # not at the top: torch, and --help should be instant
 
     service, where = open_service(config, args.host, args.port)
@@ -41,6 +40,22 @@ def run(args: argparse.Namespace) -> None:
         signal.signal(number, lambda number, frame: service.stop())
     print(f"ready: drafting for {config.model} on {where}", flush=True)
     service.serve()
+
+
+def _check(args: argparse.Namespace, config: SpeculationConfig) -> None:
+    """Refuse, with ConfigError, what a speculator of its own cannot be, before anything is loaded."""
+    if config.speculator != "ssd":
+        raise ConfigError(
+            f"a speculator of its own serves ssd, not {config.speculator!r}", remedy="leave --speculator out"
+        )
+    elsewhere = {*config.own_worker, *(["speculators"] if config.speculators else [])} & vars(args).keys()
+    if elsewhere:
+        raise ConfigError(
+            f"{flag_names(elsewhere)} given, but this is the process that drafts, on its --device",
+            remedy="leave it out",
+        )
+    if not 0 <= args.port < 1 << 16:
+        raise ConfigError(f"--port is {args.port}", remedy=f"give 1 to {(1 << 16) - 1}, or 0 for any that is free")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from ssd_ascend import chat, generate
+from ssd_ascend import chat, generate, speculate
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.errors import ConfigError
@@ -190,6 +190,23 @@ def test_a_plan_and_one_engine_have_flags_of_their_own(flags: tuple[str, ...], w
     add_launch_arguments(parser)
     with pytest.raises(ConfigError, match=words):
         check_launch_flags(parser.parse_args(flags))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--draft-device", "cpu:1"], "--draft-device given, but this is the process that drafts"),
+        (["--worker", "thread", "--worker-line", "auto"], "--worker given, but this"),
+        (["--speculators", "h:1"], "--speculators given, but this"),
+        (["--speculator", "sd"], "serves ssd, not 'sd'"),
+        (["--port", "99999"], "--port is 99999 "),
+    ],
+)
+def test_a_speculator_of_its_own_is_told_what_it_cannot_be(
+    flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert speculate.main(["--model", "m", "--draft", "d", *flags]) == 1
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("door", [generate, chat])
