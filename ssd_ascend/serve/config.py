@@ -61,11 +61,6 @@ class ServerConfig:
             raise ConfigError("the admin key is also an API key", remedy="choose another for one of them")
 
 
-def url_of(host: str, port: int) -> str:
-    """What a client calls a server by."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 def _at_least(name: str, value: float | None, low: float) -> None:
     if value is not None and not low <= value < math.inf:
         raise ConfigError(f"{name} is {value}: it must be a number, and at least {low:g}")

@@ -20,8 +20,9 @@ from ssd_ascend.config.plan import Plan, Wish
 from ssd_ascend.config.topology import Topology
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.planner import make_plan
+from ssd_ascend.serve.addresses import url_of
 from ssd_ascend.serve.arguments import build_parser, server_config
-from ssd_ascend.serve.config import ServerConfig, url_of
+from ssd_ascend.serve.config import ServerConfig
 from ssd_ascend.serve.fleet import Fleet, Placed, place
 from ssd_ascend.serve.launch_flags import LAUNCH_FLAGS
 from ssd_ascend.serve.roles import SECRET, Flags, Role, on_devices, roles_of, with_threads
@@ -107,12 +108,12 @@ def launch(args: argparse.Namespace, flags: Flags, announce: Callable[[str], Non
     """
     plan, topology = plan_for(args)
     serving = server_config(args)
-    env.provide({SECRET: secrets.token_hex(32)})  # for the lines between our own processes
     roles = roles_of(plan, topology, flags)
     if Path(args.preset).suffix == ".toml":  # a preset of the user's own is a file to our processes, too
         roles = [_renamed(role, plan.preset, args.preset) for role in roles]
     check(_a_target(roles))  # what every replica would refuse, and be restarted for, is refused here
     announce(f"plan: {_summary(plan)}")
+    env.provide({SECRET: secrets.token_hex(32)})  # for the lines between our own processes
     asyncio.run(_serve(args, serving, roles, topology, announce))
 
 
@@ -148,8 +149,7 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     targets = [each for each in fleet.placed if each.role.kind == "target"]
     front = _front(args, serving, [Replica(each.role.name, each.host, each.port) for each in targets])
-    port = await front.start(serving.host, serving.port)
-    url = url_of(serving.host, port)
+    url = url_of(serving.host, await front.start(serving.host, serving.port))
     announce(f"loading; {url}/health says which replicas are ready")
     fleet.start()
     ready = asyncio.create_task(front.wait_until_ready())

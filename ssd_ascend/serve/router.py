@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ssd_ascend.log import get_logger
+from ssd_ascend.serve.addresses import bind
 from ssd_ascend.serve.config import ServerConfig
 from ssd_ascend.serve.http_answers import answer, error, head_of
 from ssd_ascend.serve.http_parser import MAX_HEAD_BYTES, BadRequestError
@@ -56,10 +57,11 @@ class Router:
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
-        """Listen, and watch the replicas; returns the port."""
-        self._server = await asyncio.start_server(self._meet, host, port, limit=MAX_HEAD_BYTES)
+        """Listen, and watch the replicas; returns the port. Raises ConfigError when the address cannot be had."""
+        sock = bind(host, port)
+        self._server = await asyncio.start_server(self._meet, sock=sock, limit=MAX_HEAD_BYTES)
         self.watch()
-        return int(self._server.sockets[0].getsockname()[1])
+        return int(sock.getsockname()[1])
 
     def watch(self) -> None:
         """Watch the replicas from now on, in the loop that calls."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import signal
 import socket
@@ -21,40 +20,22 @@ from ssd_ascend import catalogue
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.engine.async_engine import AsyncEngine, State
 from ssd_ascend.engine.process_link import ENGINE_COMMAND
-from ssd_ascend.errors import ConfigError, WorkerError
+from ssd_ascend.errors import WorkerError
 from ssd_ascend.log import adopt, fields, get_logger
+from ssd_ascend.serve.addresses import bind, url_of
 from ssd_ascend.serve.admin import create_admin_app
 from ssd_ascend.serve.app import create_app
-from ssd_ascend.serve.config import ServerConfig, url_of
+from ssd_ascend.serve.config import ServerConfig
 from ssd_ascend.serve.http_server import HttpServer, Patience
 from ssd_ascend.serve.state import ServerState
 from ssd_ascend.serve.traces import make_provider
 from ssd_ascend.text import Tokenizer
 
-_BACKLOG = 2048
 _DEATHS_WINDOW_S = 600.0
 _LAST_WORDS_S = 1.0
 """How long clients have, after a second signal or at the end of a drain, to be told that their answer ends."""
 
 log = get_logger(__name__)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises ConfigError when the address cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-        sock.listen(_BACKLOG)
-    except (OSError, OverflowError) as error:
-        sock.close()
-        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"port {port} on {host} is taken by another program", remedy="choose another with --port, or 0 for any"
-            ) from error
-        raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
-    return sock
 
 
 async def run_server(
@@ -162,7 +143,7 @@ class _Server:
         if self._engine.state is not State.FAILED:
             self._announce(f"loading {name}; {self._url}/health says when it is ready")
             if self._admin_socket is not None:
-                self._announce(f"admin endpoint on {_url_of(self._admin_socket)}")
+                self._announce(f"admin endpoint on {url_of(*self._admin_socket.getsockname()[:2])}")
         while True:
             await self._engine.wait_until_started()
             info = self._engine.info
@@ -189,8 +170,4 @@ class _Server:
 
     @property
     def _url(self) -> str:
-        return _url_of(self._socket)
-
-
-def _url_of(sock: socket.socket) -> str:
-    return url_of(*sock.getsockname()[:2])
+        return url_of(*self._socket.getsockname()[:2])

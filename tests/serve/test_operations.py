@@ -17,12 +17,13 @@ import pytest
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.flags import add_engine_arguments, engine_config
 from ssd_ascend.serve.__main__ import main
+from ssd_ascend.serve.addresses import url_of
 from ssd_ascend.serve.arguments import flags_of_file, parse_arguments, server_config
-from ssd_ascend.serve.config import ServerConfig, url_of
+from ssd_ascend.serve.config import ServerConfig
 from ssd_ascend.serve.errors import ApiError
 from ssd_ascend.serve.launch import flags_for, launch, plan_for
 from ssd_ascend.serve.limits import QueueLimit, RateLimit
-from ssd_ascend.serve.roles import roles_of
+from ssd_ascend.serve.roles import SECRET, roles_of
 from tests.serve.live import PATIENCE_S, LiveServer, eventually
 
 HI = {"prompt": "hi", "max_tokens": 4}
@@ -262,6 +263,18 @@ def test_what_every_server_of_a_plan_would_refuse_is_refused_by_the_launcher(
     said = capsys.readouterr()
     assert words in said.err
     assert said.out == ""
+
+
+def test_a_port_that_cannot_be_had_ends_the_launcher_in_a_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SECRET, "for this test alone")
+    flags = ["--topology", "laptop-cpu", "--preset", "smollm2-135m"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main([*flags, "--port", str(taken.getsockname()[1])]) == 1
+    assert "is taken by another program" in capsys.readouterr().err
+    assert main([*flags, "--port", "99999"]) == 1
+    assert "cannot listen on 127.0.0.1:99999" in capsys.readouterr().err
 
 
 def test_a_plan_from_a_file(tmp_path: Path) -> None:
