@@ -19,11 +19,14 @@ from ssd_ascend.core.batch import ForwardBatch, Mode, ModelOutput
 from ssd_ascend.core.speculation import Speculation
 from ssd_ascend.distributed.launch import Ranks
 from ssd_ascend.engine.step_message import Step, StepWriter, Tokens
+from ssd_ascend.errors import first_line
+from ssd_ascend.log import get_logger
 from ssd_ascend.runtime.inputs import Row, build_batch, place_drafts
 from ssd_ascend.runtime.model_runner import ModelRunner
 from ssd_ascend.runtime.pack import to_device
 from ssd_ascend.runtime.sampler import top_tokens
 
+_log = get_logger(__name__)
 _Context = Callable[[], AbstractContextManager[None]]
 
 
@@ -81,8 +84,11 @@ class AllRanks:
     def close(self) -> None:
         """Send the other ranks home."""
         if self._ranks is not None:
-            if self._ranks.leader.failure is None:
-                finish(self.runner)
+            try:
+                if self._ranks.leader.failure is None:
+                    finish(self.runner)
+            except RuntimeError as error:  # a rank was lost at this moment
+                _log.warning("steps that were under way came to nothing: %s", first_line(error))
             drop_graphs(self.runner)
             self._ranks.close()
 

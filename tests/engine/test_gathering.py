@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -17,8 +21,10 @@ from ssd_ascend.config.model import model_config_from_hf
 from ssd_ascend.distributed.launch import lead
 from ssd_ascend.engine import gather
 from ssd_ascend.errors import ConfigError, WorkerError
+from tests.engine.harness import DEVICE
 from tests.toys import llama_config
 
+ROOT = Path(__file__).parents[2]
 PATIENCE_S = 20.0
 """A fraction of what the library would wait; most of it is a process that starts."""
 
@@ -53,6 +59,25 @@ def test_a_rank_that_does_not_join_ends_the_waiting(waiting_library: str, entry:
             entry=f"tests.engine.ranks_that_fail:{entry}", config={}, place=None,
         )  # fmt: skip
     assert time.monotonic() - began < PATIENCE_S
+
+
+def test_a_rank_that_is_killed_inside_the_real_library() -> None:
+    """As above, with the library of this device; and the process that led can end, whatever still waits in it."""
+    program = (
+        "from ssd_ascend.backends.registry import load_backend\n"
+        "from ssd_ascend.distributed.launch import lead\n"
+        "from ssd_ascend.errors import WorkerError\n"
+        f"backend, entry = load_backend({DEVICE!r}), 'tests.engine.ranks_that_fail:killed_while_joining'\n"
+        "try:\n"
+        "    lead(backend.collective, backend.device(0), 2, entry=entry, config={}, place=None)\n"
+        "except WorkerError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=2.0 * PATIENCE_S
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert re.match(r"rank 1 \(process \d+\) was killed by SIGKILL", done.stdout)
 
 
 def test_more_ranks_than_devices_start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
