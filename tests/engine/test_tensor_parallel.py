@@ -131,8 +131,9 @@ def test_a_rank_is_killed_under_a_step_that_was_queued(pair: Path, monkeypatch: 
     """Both ranks have gone ahead of what rank 0 knows. Closing over such a step is no different from any other end."""
     needs_devices(2)
     capture_everywhere(monkeypatch)
-    expected = run(pair, PROMPTS, greedy(30), tensor_parallel=2, graphs=False).tokens
-    engine = make_engine(pair, tensor_parallel=2)
+    dtype = dtype_across_ranks()
+    expected = run(pair, PROMPTS, greedy(30), dtype=dtype).tokens
+    engine = make_engine(pair, tensor_parallel=2, dtype=dtype)
     try:
         assert drive(engine, PROMPTS, greedy(30)).tokens == expected
         ahead = engine._executor.ahead
