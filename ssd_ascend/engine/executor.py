@@ -57,8 +57,9 @@ class Executor:
         if output is None:
             output = self._forward(plan, speculation)
         elif plan.prefills:
+            logits = output.logits.clone()  # graphs share their memory: the next replay may write there
             rest = self.run(*target_rows(StepPlan([], plan.prefills), []))
-            return ModelOutput(logits=torch.cat((output.logits, rest.logits)))
+            return ModelOutput(logits=torch.cat((logits, rest.logits)))
         with trace.span("ahead"):
             return ahead.queue_next(plan, speculation, output)
 

@@ -153,7 +153,7 @@ class StaticInputs(NamedTuple):
 
 
 class GraphRunner:
-    """The captured forwards of one model. Outputs of a replay hold until the next replay of the same bucket."""
+    """The captured forwards of one model. What a replay gives holds until the next one: graphs share their memory."""
 
     def __init__(self, forward: Forward, attention: AttentionBackend, features: torch.Tensor | None = None) -> None:
         """`features`: any tensor of the width and dtype of what the model reads beside its tokens, None if nothing."""
