@@ -48,8 +48,13 @@ def needs_devices(count: int, device: str = DEVICE) -> None:
 
 
 def dtype_across_ranks() -> str:
-    """For comparing different numbers of ranks: a sum is rounded once a rank, which 16 bits turn into other tokens."""
-    return "float32" if torch.float32 in load_backend(DEVICE).capabilities.dtypes else DTYPE
+    """For comparing different numbers of ranks: a sum is rounded once a rank, which 16 bits turn into other tokens.
+
+    Skips the calling test where a device serves nothing wider.
+    """
+    if torch.float32 not in load_backend(DEVICE).capabilities.dtypes:
+        pytest.skip("different numbers of ranks are compared in float32, which this device does not serve")
+    return "float32"
 
 
 def write_pair(directory: Path, family: str, *, vocab: int = 24, noise: float = 0.05, eos: int = 2) -> Path:

@@ -61,6 +61,7 @@ def test_a_rank_that_does_not_join_ends_the_waiting(waiting_library: str, entry:
     assert time.monotonic() - began < PATIENCE_S
 
 
+@pytest.mark.skipif(DEVICE == "npu", reason="its library meets at the first collective, not before")
 def test_a_rank_that_is_killed_inside_the_real_library() -> None:
     """As above, with the library of this device; and the process that led can end, whatever still waits in it."""
     program = (
