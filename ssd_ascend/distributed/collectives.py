@@ -58,6 +58,7 @@ class GroupCollectives:
 
     def __init__(self, group: distributed.ProcessGroup) -> None:
         self._small: SmallSums | None = None
+        self._meet: Callable[[], None] | None = None
         self.rank = group.rank()
         self.size = group.size()
         self._group = group
@@ -88,7 +89,15 @@ class GroupCollectives:
 
     def barrier(self) -> None:
         """Wait for all ranks."""
-        distributed.barrier(group=self._group)
+        if self._meet is None:
+            distributed.barrier(group=self._group)
+        else:
+            self._meet()
+
+    def meet_by(self, meet: Callable[[], None]) -> None:
+        """Have `barrier` done by this from now on: by a line that shows at once who is lost, where the library would
+        wait for a rank that does not come, and cannot be woken if it meets there for the first time."""
+        self._meet = meet
 
     def use(self, sums: SmallSums | None) -> None:
         """Have small sums done this way from now on."""

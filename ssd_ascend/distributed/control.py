@@ -1,7 +1,7 @@
 """The line between rank 0 of a model, which decides, and the ranks that follow it: one small message down per step.
 
 Plain sockets, because rank 0 must say what comes next before any collective can run, and because a socket shows the
-death of its other end at once where a collective would wait. Up the line go signs of life, one word that a rank is
+death of its other end at once where a collective would wait. Up the line go signs of life, a word whenever a rank is
 ready to meet the others, and a last sentence.
 """
 
@@ -26,7 +26,8 @@ _RANK: Final = struct.Struct("=I")
 _NOTHING: Final = _LENGTH.pack(0)
 """Down the line: leave. Up the line: I am alive."""
 _READY: Final = 0xFFFFFFFF
-"""Up the line, for a length: I am about to join the group."""
+"""Up the line, for a length: I have come so far as all shall."""
+_GO_ON: Final = b"go on"
 _ALIVE_EVERY_S: Final = 1.0
 SILENCE_S: Final = 30.0
 """A rank that gives no sign of life for so long counts as dead: stopped, or cut off."""
@@ -58,7 +59,7 @@ class Leader:
         self._silence_s = silence_s
         self._closing = False
         self._absent = set(lines)
-        """Ranks that are not ready yet."""
+        """Ranks that are not ready yet, the next time that all shall be."""
         self._changed = threading.Condition()
         """Of `failure` and `_absent`."""
         self._thread = threading.Thread(target=self._watch, name="ssd-rank-watch", daemon=True)
@@ -85,15 +86,21 @@ class Leader:
             self._changed.wait_for(lambda: self.failure is not None, wait_s)
         return None if self.failure is None else _lost(self.failure)
 
-    def call_roll(self, *, timeout_s: float) -> None:
-        """Wait until every rank is ready to join the group. WorkerError when one is lost, or is not in time."""
+    def call_roll(self, *, timeout_s: float | None = None) -> None:
+        """Wait until every rank has said that it is ready. WorkerError when one is lost, or is not in time."""
         with self._changed:
             self._changed.wait_for(lambda: self.failure is not None or not self._absent, timeout_s)
+            absent, self._absent = self._absent, set(self._lines)
         self.check()
-        if self._absent:
+        if absent:
             raise WorkerError(
-                f"ranks {sorted(self._absent)} were not ready within {timeout_s:g} s", remedy="look at their own output"
+                f"ranks {sorted(absent)} were not ready within {timeout_s:g} s", remedy="look at their own output"
             )
+
+    def barrier(self) -> None:
+        """Wait for all ranks, each of which calls its own end's `barrier`. WorkerError when one is lost."""
+        self.call_roll()
+        self.post(_GO_ON)
 
     def close(self) -> None:
         """Tell every rank to leave. May be called twice."""
@@ -189,8 +196,14 @@ class Follower:
         except OSError:
             return None
 
+    def barrier(self) -> None:
+        """Wait for all ranks. WorkerError when the leader is gone."""
+        self.ready()
+        if self.receive() != _GO_ON:
+            raise WorkerError("rank 0 is gone", remedy="its own message says why")
+
     def ready(self) -> None:
-        """Tell the leader that nothing stands between this rank and the group."""
+        """Tell the leader that this rank has come so far as all shall."""
         with self._sending, contextlib.suppress(OSError):  # who waits for the group learns of a lost leader
             self._line.sendall(_LENGTH.pack(_READY))
 

@@ -209,7 +209,9 @@ def _form(leader: control.Leader, join: Callable[[], GroupCollectives]) -> Group
     """The group, once all ranks are ready for it; closes the line when it does not come about."""
     try:
         leader.call_roll(timeout_s=START_TIMEOUT_S)
-        return _joined(leader, join)
+        group = _joined(leader, join)
+        group.meet_by(leader.barrier)
+        return group
     except BaseException as error:
         lost = leader.lost(wait_s=_LAST_WORDS_S) if isinstance(error, WorkerError) else None
         leader.close()
@@ -253,7 +255,9 @@ def meet(
 ) -> GroupCollectives:
     """Any other rank, when it has its device: join the group. Rank 0 goes there once all have come so far."""
     line.ready()
-    return join_group(library, store, place.rank, place.size, device)
+    group = join_group(library, store, place.rank, place.size, device)
+    group.meet_by(line.barrier)
+    return group
 
 
 def _torchrun_store(place: Place) -> distributed.Store:

@@ -88,6 +88,7 @@ def load_runner(
     model, config = load_model(
         path, ctx, max_positions=size.max_model_len, capture_layers=capture_layers, progress=progress
     )
+    collectives.barrier()  # who could not load has said so; nobody waits for it in a collective
     reserved = graph_bytes(
         size.captured, vocab_size=config.vocab_size, attention=ctx.attention, max_len=size.max_model_len
     )

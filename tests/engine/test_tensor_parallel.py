@@ -11,12 +11,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.core.request import EngineRequest
+from ssd_ascend.distributed.collectives import GroupCollectives
 from ssd_ascend.engine.engine import Engine
 from ssd_ascend.engine.gather import from_plain, to_plain
 from ssd_ascend.engine.run_ahead import RunAhead
@@ -153,8 +154,14 @@ def test_a_rank_is_killed_under_a_step_that_was_queued(pair: Path, monkeypatch: 
 
 
 def test_a_rank_that_cannot_load_says_why(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the other rank fails: rank 0, which waits for it in a collective, gets its sentence."""
+    """Only the other rank fails: rank 0 gets its sentence, and does not begin a collective that nobody would end."""
     needs_devices(2)
+
+    def never(*_: object) -> NoReturn:
+        raise AssertionError("a collective without the other rank")
+
+    for name in ("all_gather", "all_reduce", "broadcast"):
+        monkeypatch.setattr(GroupCollectives, name, never)
     from ssd_ascend.engine import gather
 
     def spoiled(config: EngineConfig) -> dict[str, Any]:
