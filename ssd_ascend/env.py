@@ -69,6 +69,14 @@ def _flag(name: str) -> bool:
     raise ConfigError(f"{name}={value!r} is not a switch", remedy="use 1 or 0")
 
 
+def _key(name: str) -> str | None:
+    """As `_text`, but empty is not unset: who sets a key means to keep somebody out."""
+    value = _text(name)
+    if value is None and name in os.environ:
+        raise ConfigError(f"{name} is empty: it would keep nobody out", remedy="give it some text, or unset it")
+    return value
+
+
 def device() -> str | None:
     """SSD_DEVICE: the device type to serve on."""
     value = _text("SSD_DEVICE")
@@ -104,13 +112,13 @@ def log_level() -> str:
 
 
 def api_key() -> str | None:
-    """SSD_API_KEY: the key clients must send."""
-    return _text("SSD_API_KEY")
+    """SSD_API_KEY: the key clients must send; raises ConfigError where it is set to nothing."""
+    return _key("SSD_API_KEY")
 
 
 def admin_key() -> str | None:
-    """SSD_ADMIN_KEY: the key of the admin endpoint."""
-    return _text("SSD_ADMIN_KEY")
+    """SSD_ADMIN_KEY: the key of the admin endpoint; raises ConfigError where it is set to nothing."""
+    return _key("SSD_ADMIN_KEY")
 
 
 def log_format() -> str:

@@ -149,5 +149,8 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
     if "admin_port" not in given and given.keys() & {"admin_key", "admin_host"}:
         raise ConfigError("an admin endpoint is described, but has no port", remedy="add --admin-port")
     listed = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
-    keys = {"api_keys": (key,)} if (key := env.api_key()) else {}
-    return ServerConfig(**{"admin_key": env.admin_key(), **keys, **given, **listed})
+    if "api_keys" not in given and (key := env.api_key()) is not None:
+        given["api_keys"] = (key,)
+    if "admin_key" not in given:
+        given["admin_key"] = env.admin_key()
+    return ServerConfig(**{**given, **listed})

@@ -321,6 +321,19 @@ def test_limits_that_are_none_are_refused(flags: list[str], words: str) -> None:
         server_config(parse_arguments(flags))
 
 
+@pytest.mark.parametrize("text", ["", " \t"])
+@pytest.mark.parametrize(("name", "flag"), [("SSD_API_KEY", "--api-key"), ("SSD_ADMIN_KEY", "--admin-key")])
+def test_a_key_of_the_environment_that_is_empty_is_refused(
+    name: str, flag: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was set, so somebody means to be asked for it; to serve open would be the opposite. A flag beats it."""
+    monkeypatch.setenv(name, text)
+    with pytest.raises(ConfigError, match=f"{name} is empty: it would keep nobody out"):
+        server_config(parse_arguments([]))
+    config = server_config(parse_arguments([flag, "k", *(["--admin-port", "0"] if flag == "--admin-key" else [])]))
+    assert "k" in (*config.api_keys, config.admin_key)
+
+
 @pytest.mark.parametrize("text", ["inf", "nan", "x"])
 def test_what_is_no_size_of_a_body(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
