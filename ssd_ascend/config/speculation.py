@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import IPv6Address
 from typing import Literal
 
 from ssd_ascend.errors import ConfigError
@@ -12,6 +14,7 @@ MAX_LOOKAHEAD = 32
 MAX_FAN_OUT = 64
 _PLACES = {"thread": "in a thread", "inprocess": "in the target's own thread"}
 _OWN_WORKER: Mapping[str, str | None] = {"worker": "auto", "worker_line": "auto", "draft_device": None}
+_HOST = re.compile(r"[^\s/@?#\[\]\\]+")
 FanOutSpec = int | tuple[int, ...] | Literal["auto"]
 
 
@@ -99,12 +102,13 @@ class SpeculationConfig:
             )
         known: set[tuple[str, int]] = set()
         for address in self.speculators:
-            host, _, port = address.rpartition(":")
-            if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            named, _, port = address.rpartition(":")
+            host = _host(named)
+            if host is None or not port.isdecimal() or not 0 < int(port) < 1 << 16:
                 raise ConfigError(f"{address!r} is no address of a speculator", remedy="write it as host:port")
-            if (host.lower(), int(port)) in known:
+            if (host, int(port)) in known:
                 raise ConfigError(f"the speculator {address!r} is named twice", remedy="name each of them once")
-            known.add((host.lower(), int(port)))
+            known.add((host, int(port)))
 
     def _check_fan_out(self) -> None:
         guesses = (self.fan_out,) if isinstance(self.fan_out, int) else self.fan_out
@@ -146,3 +150,15 @@ class SpeculationConfig:
     @property
     def _deepest(self) -> int:
         return 8 if self.lookahead == "auto" else self.lookahead
+
+
+def _host(named: str) -> str | None:
+    """A host as it is called: a name, or an IP address, in brackets or not where it is an IPv6 one; None for a URL, or
+    whatever else no host is called."""
+    bare = named[1:-1] if named.startswith("[") and named.endswith("]") else named
+    if ":" in bare or bare != named:
+        try:
+            return str(IPv6Address(bare))
+        except ValueError:
+            return None
+    return bare.lower() if _HOST.fullmatch(bare) else None

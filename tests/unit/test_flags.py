@@ -121,6 +121,11 @@ CONTRADICTIONS = [
     ((*SSD, "--speculators", ","), "'' is no address"),
     ((*SSD, "--speculators", "10.0.0.1:7070,"), "'' is no address"),
     ((*SSD, "--speculators", "a:7070,b:7070, A:07070"), "'A:07070' is named twice"),
+    ((*SSD, "--speculators", "[::1]:7070,0:0::1:7070"), "'0:0::1:7070' is named twice"),
+    *(
+        ((*SSD, "--speculators", address), "is no address of a speculator .write it as host:port")
+        for address in ("http://127.0.0.1:7070", "//h:7070", "me@h:7070", "a b:7070", "a:b:7070", "[h]:7070", "[::1:7")
+    ),
     ((*SSD, "--worker", "thread", "--draft-device", "cpu:1"), "in a thread is on the target's device"),
     ((*SSD, "--worker", "thread", "--draft-device", "npu", "--device", "cpu"), "on the target's device, 'cpu'"),
 ]
@@ -159,6 +164,7 @@ def test_a_flag_without_effect_is_named_once(
         (*SSD, "--worker", "thread", "--draft-device", "cpu:0", "--device", "cpu"),
         ("--speculator", "sd", "--worker", "auto", "--worker-line", "auto", "--on-miss", "auto"),
         (*REMOTE, "--worker", "auto", "--draft-dtype", "auto", "--branch-lowering", "auto"),
+        (*SSD, "--speculators", "[::1]:7070,fe80::1%eth0:7070,node_1.local:7070,localhost:1,[::1]:7071"),
         (*SSD, "--worker", "process", "--worker-line", "device", "--draft-device", "npu:1", "--draft-threads", "2"),
         (*SSD, "--drafter", "eagle3", "--draft", "d", "--draft-rope", "auto", "--on-miss", "ngram"),
         ("--speculator", "sd", "--drafter", "ngram", "--lookahead", "auto"),
