@@ -11,6 +11,7 @@ import contextlib
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import urlsplit
 
 from ssd_ascend.log import get_logger
 from ssd_ascend.serve.addresses import bind
@@ -135,7 +136,7 @@ class Router:
 
     def _own(self, request: Request) -> bytes | None:
         """What the router answers itself."""
-        path = request.path.partition("?")[0]
+        path = urlsplit(request.path).path  # of a whole address, too, as a client may ask that takes us for a proxy
         if request.method not in ("GET", "HEAD"):
             return None
         if path == "/health":
@@ -212,10 +213,11 @@ async def _read_to_end(reader: asyncio.StreamReader) -> None:
 
 
 async def _refuse(bad: BadRequestError, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Say why, and read on for a moment: closing at once would reset the line before our answer is read."""
+    """Say why, and read on for a moment: closing at once would reset the line before our answer is read. Whoever has
+    left is told nothing."""
     writer.write(error(bad.status, str(bad)))
-    writer.write_eof()
-    with contextlib.suppress(TimeoutError):
+    with contextlib.suppress(TimeoutError, OSError):
+        writer.write_eof()
         async with asyncio.timeout(_LINGER_S):
             await _read_to_end(reader)
 

@@ -106,6 +106,33 @@ def test_the_router_does_not_wait_for_ever(sent: bytes) -> None:
     assert answer_to(sent, read_timeout_s=0.1).startswith(b"HTTP/1.1 408 ")
 
 
+@pytest.mark.parametrize(
+    "sent", [b"GET /health\r\n", post(b"Content-Length: 9\r\n")], ids=["half a head", "half a body"]
+)
+def test_who_leaves_in_the_middle_of_a_request_leaves_no_trace(sent: bytes) -> None:
+    faults: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+        front = Router([], ServerConfig())
+        port = await front.start("127.0.0.1", 0)
+        for _ in range(5):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            await writer.drain()
+            await asyncio.sleep(0.05)
+            writer.close()
+        await asyncio.sleep(0.3)
+        await front.close(1.0)
+
+    asyncio.run(main())
+    assert faults == []
+
+
+def test_health_is_the_routers_own_however_it_is_asked_for() -> None:
+    assert b'"replicas": []' in answer_to(get(line=b"GET http://x/health?a=b HTTP/1.1"))
+
+
 def test_who_pipelines_or_leaves_bytes_behind_has_not_left() -> None:
     assert b'"status": "starting"' in answer_to(get() + b"\r\n" + get())
 
