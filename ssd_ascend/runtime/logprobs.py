@@ -24,13 +24,16 @@ class LogprobColumns(NamedTuple):
 
 
 def gather_logprobs(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> LogprobColumns:
-    """Columns for tokens int64 [R] under logits [R, V], with `num_top` alternatives."""
+    """Columns for tokens int64 [R] under logits [R, V], with `num_top` alternatives.
+
+    By `log_softmax`, which goes row by row: how `logsumexp` adds up depends on how many rows there are.
+    """
     values = logits.to(torch.float32)
-    normalizer = values.logsumexp(-1, keepdim=True)
-    chosen = values.gather(1, tokens.unsqueeze(1))
-    rank = (values > chosen).sum(-1) + 1
-    top = values.topk(min(num_top, values.shape[1]))
-    return LogprobColumns(tokens, (chosen - normalizer).squeeze(1), rank, top.indices, top.values - normalizer)
+    laws = values.log_softmax(-1)
+    index = tokens.unsqueeze(1)
+    rank = (values > values.gather(1, index)).sum(-1) + 1
+    top = values.topk(min(num_top, values.shape[1])).indices
+    return LogprobColumns(tokens, laws.gather(1, index).squeeze(1), rank, top, laws.gather(1, top))
 
 
 def read_logprobs(columns: Sequence[torch.Tensor], wanted: Sequence[int]) -> list[TokenLogprobs]:
