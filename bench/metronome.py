@@ -73,6 +73,9 @@ class Metronome:
     def health(self) -> str | None:
         return None
 
+    def check(self) -> None:
+        pass
+
     def close(self) -> None:
         self._running.clear()
 

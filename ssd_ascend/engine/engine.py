@@ -167,6 +167,10 @@ class Engine:
         """A snapshot of the counters."""
         return self._scheduler.stats()
 
+    def check(self) -> None:
+        """Raises WorkerError when the target has lost a rank, which may be while nobody asks for anything."""
+        self._executor.check()
+
     def health(self) -> str | None:
         """None when all is well, else one sentence saying what is degraded."""
         return self._executor.health() or self._speculator.health()

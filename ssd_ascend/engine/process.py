@@ -57,6 +57,7 @@ class StepEngine(Protocol):
     def tune(self, lookahead: int, fan_out: Sequence[int]) -> None: ...
     def stats(self) -> EngineStats: ...
     def health(self) -> str | None: ...
+    def check(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -72,6 +73,7 @@ def serve(channel: EngineChannel, build: Build) -> int:
         assert isinstance(start, Start), "the front end did not start with Start"
         engine = build(start.config, lambda done, total: channel.send(Progress("loading", done, total)))
         try:
+            engine.check()
             channel.send(Ready(engine.limits, engine.info))
             _Loop(channel, engine).run(rest)
         finally:
@@ -101,6 +103,7 @@ class _Loop:
             self._obey(command)
         while not self._stopping:
             if not self._engine.has_work:
+                self._engine.check()
                 self._report_stats(only_news=not commands)
             # a worker may be lost, and be back, while nobody asks for anything
             commands = self._channel.commands(most_s=0.0 if self._engine.has_work else _STATS_EVERY_S)

@@ -104,6 +104,9 @@ class ParrotEngine:
     def health(self) -> str | None:
         return "the speculator's worker is lost" if self._lost else None
 
+    def check(self) -> None:
+        pass
+
     def close(self) -> None:
         self._birds.clear()
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from ssd_ascend.core.stats import EngineStats
 from ssd_ascend.engine.messages import Abort, Command, Shutdown, Stats
 from ssd_ascend.engine.process import _Loop
+from ssd_ascend.errors import WorkerError
+
+LOST = "rank 1 was killed"
 
 
 class Line:
@@ -38,6 +43,10 @@ class Idle:
         self._restarts += health is not None
         return health
 
+    def check(self) -> None:
+        if self._healths[0] == LOST:
+            raise WorkerError(LOST)
+
     def stats(self) -> EngineStats:
         stats = EngineStats()
         stats.speculation.worker_restarts = self._restarts
@@ -61,3 +70,11 @@ def test_a_worker_that_is_lost_and_comes_back_is_reported_without_a_request() ->
 def test_commands_are_followed_by_a_report_even_if_nothing_changed() -> None:
     line = Line([Abort([1])], [], [Shutdown()])
     assert reports(line, Idle(None, None, None)) == [(None, 0), (None, 0)]
+
+
+def test_a_rank_that_is_lost_while_nobody_asks_ends_the_engine() -> None:
+    """Whoever started it starts another; it must not look as if it could answer."""
+    line = Line([], [Shutdown()])
+    with pytest.raises(WorkerError, match=LOST):
+        reports(line, Idle(None, LOST))
+    assert len(line.sent) == 1
