@@ -120,27 +120,32 @@ def _flags_in(path: Path, parser: argparse.ArgumentParser) -> Iterator[str]:
         values = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
-    flags = {option: action for action in parser._actions for option in action.option_strings}
+    parser.exit_on_error = False
+    actions = {option: action for action in parser._actions for option in action.option_strings}
     for key, value in values.items():
         name = "--" + key.replace("_", "-")
-        if name not in flags or name in ("--config", "--help"):
+        if name not in actions or name in ("--config", "--help"):
             raise ConfigError(
                 f"{path}: {key!r} is no setting of the server", remedy="its settings are the flags of --help"
             )
-        is_switch = flags[name].nargs == 0
-        if isinstance(value, bool) != is_switch or isinstance(value, dict):
-            kind = "true or false" if is_switch else "a number, a string or a list of strings"
-            raise ConfigError(f"{path}: {key} is {value!r}, and should be {kind}")
-        yield from _as_flags(name, value)
+        flags = _as_flags(actions[name], name, value, f"{path}: {key}")
+        try:
+            parser.parse_known_args(flags)
+        except argparse.ArgumentError as error:  # who reads the usage would look for a flag that was not given
+            raise ConfigError(f"{path}: {key}: {error.message}") from error
+        yield from flags
 
 
-def _as_flags(name: str, value: Any) -> Iterator[str]:
-    if isinstance(value, bool):
-        if value:
-            yield name
-        return
-    for item in value if isinstance(value, list) else [value]:
-        yield f"{name}={item}"
+def _as_flags(action: argparse.Action, name: str, value: Any, where: str) -> list[str]:
+    """The flags that one setting stands for. ConfigError for a value of another kind than `action` takes."""
+    is_switch, is_repeated = action.nargs == 0, isinstance(action, argparse._AppendAction)
+    items = value if isinstance(value, list) and is_repeated else [value]
+    if any(isinstance(item, bool) != is_switch or not isinstance(item, bool | int | float | str) for item in items):
+        kind = "a string or a list of strings" if is_repeated else "a number or a string"
+        raise ConfigError(f"{where} is {value!r}, and should be {'true or false' if is_switch else kind}")
+    if is_switch:
+        return [name] if value else []
+    return [f"{name}={item}" for item in items]
 
 
 def server_config(args: argparse.Namespace) -> ServerConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -218,13 +219,25 @@ def test_rate_limit_over_http(parrot: Path) -> None:
         ("access-log = 1", "access-log"),
         ("[limits]\nmax-queue = 3", "limits"),
         ("max-queue = ", "cannot read"),
+        ('model = ["a", "b"]', r"model is \['a', 'b'\], and should be a number or a string"),
+        ("fan-out = [3, 2]", r"fan-out is \[3, 2\]"),
+        ("access-log = [true]", r"access-log is \[True\], and should be true or false"),
+        ('api-key = ["k", ["l"]]', "api-key is .*, and should be a string or a list of strings"),
+        ("model = 2026-11-30", "model is datetime.date"),
+        ('engine-seed = "a"', "engine-seed: invalid int value: 'a'"),
+        ("max_queue = 1.5", "max_queue: invalid int value: '1.5'"),
+        ('max-body-mb = "x"', "max-body-mb: 'x' is no number of megabytes"),
+        ('dtype = "int3"', "dtype: invalid choice: 'int3'"),
     ],
 )
-def test_wrong_files_are_named(tmp_path: Path, text: str, words: str) -> None:
+def test_wrong_files_are_named(tmp_path: Path, text: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In one line that says where to look, and of a setting what was made of it: never the usage of the flags."""
     file = tmp_path / "server.toml"
     file.write_text(text)
-    with pytest.raises(ConfigError, match=words):
-        parse_arguments(["--config", str(file)], add_engine_arguments)
+    assert main(["--config", str(file)]) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert str(file) in said
+    assert re.search(words, said)
 
 
 def test_flags_beat_the_file(tmp_path: Path) -> None:
