@@ -37,8 +37,15 @@ class Degrees:
 
 
 def check_wish(question: Question) -> None:
-    """Refuse what no layout can be: an unknown level, drafting without a draft, a degree that does not divide."""
+    """Refuse what no layout can be: a context beyond the model's positions, an unknown level, drafting without a draft,
+    a degree that does not divide."""
     wish, topology = question.wish, question.topology
+    positions = question.preset.target.dims.max_model_len
+    if positions is not None and wish.context > positions:
+        raise ConfigError(
+            f"{question.preset.target.name}: a context of {wish.context} tokens is more than its {positions} positions",
+            remedy=f"largest possible: --context {positions}",
+        )
     if wish.wants_speculators and wish.speculator in ("none", "sd"):
         raise ConfigError(
             f"--speculator {wish.speculator} has no speculators of its own",

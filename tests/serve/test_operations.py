@@ -311,6 +311,12 @@ def test_a_plan_from_a_file(tmp_path: Path) -> None:
     assert (config.host, config.port, config.api_keys, own.dtype) == ("127.0.0.1", 9, ("k",), "float32")
 
 
+def test_a_plan_is_not_made_beyond_the_models_positions() -> None:
+    flags = ["--topology", "laptop-cpu", "--preset", "smollm2-135m", "--context", "20000"]
+    with pytest.raises(ConfigError, match="20000 tokens is more than its 8192 positions"):
+        plan_for(parse_arguments(flags))
+
+
 def test_a_flag_is_not_shortened(capsys: pytest.CaptureFixture[str]) -> None:
     """What the launcher takes for its own, and what it passes on, is told by whole names."""
     with pytest.raises(SystemExit):

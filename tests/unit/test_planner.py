@@ -214,6 +214,8 @@ def test_eight_thousand_devices_are_planned_at_once() -> None:
         ("laptop-cpu", "llama-3.3-70b-eagle3", {}, r"needs 36.0 GB a device.*no size of this cluster holds it"),
         ("ascend-a2-8", "llama-3.3-70b-eagle3", {"tp": 1}, r"needs 142.4 GB.*nearest possible: TP 4"),
         ("ascend-a2-8", "qwen3-32b-eagle3", {"batch": 4000}, r"KV of 4000 x 4096.*nearest possible: --context 256"),
+        ("laptop-cpu", "smollm2-135m-eagle3", {"context": 8193}, r"8193 tokens .* its 8192 positions .*--context 8192"),
+        ("laptop-cpu", "smollm2-135m", {"context": 10**7}, r"its 8192 positions .largest possible: --context 8192"),
         (
             "ascend-a2-roce",
             "qwen3-32b-eagle3",
@@ -250,7 +252,7 @@ def test_an_impossible_wish_names_the_nearest_possible(
     st.sampled_from(catalogue.names("topology")),
     st.sampled_from(catalogue.names("models")),
     st.fixed_dictionaries(
-        {"batch": st.sampled_from([1, 3, 32, 300]), "context": st.sampled_from([1, 4096, 100_000])},
+        {"batch": st.sampled_from([1, 3, 32, 300]), "context": st.sampled_from([1, 4096, 30_000, 100_000])},
         optional={
             "replicas": st.integers(1, 60),
             "temperature": st.sampled_from([0.0, 0.7]),
@@ -281,9 +283,17 @@ def test_any_wish_is_planned_or_refused(topology: str, preset: str, wishes: dict
     assert all(other.loss > -0.06 for other in made.alternatives)
 
 
+def test_a_preset_that_does_not_say_its_positions_is_planned_at_any_length() -> None:
+    preset = catalogue.find_preset("smollm2-135m")
+    unsaid = replace(preset, target=replace(preset.target, dims=replace(preset.target.dims, max_model_len=None)))
+    made = make_plan(catalogue.find_topology("laptop-cpu"), unsaid, Wish(context=20_000), preset_name="p")
+    assert made.target_memory.fits
+
+
 def test_the_nearest_possible_is_possible() -> None:
     assert plan("ascend-a2-8", "qwen3-32b-eagle3", replicas=4).tp == 2
     assert plan("ascend-a2-8", "qwen3-32b-eagle3", batch=4000, context=256).mode in ("none", "sd")
+    assert plan("laptop-cpu", "smollm2-135m-eagle3", context=8192).wish.context == 8192
     far = {"speculator_level": "cluster", "batch": 32}
     assert plan("ascend-a2-roce", "qwen3-32b-eagle3", **far).speculator_level == "cluster"
     assert plan("ascend-a2-roce", "qwen3-32b-eagle3", **far, tp=8).tp == 8
