@@ -134,7 +134,9 @@ def _ctrl_c() -> Iterator[threading.Event]:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="ssd-ascend chat", description="Talk to a model in the terminal.")
+    parser = argparse.ArgumentParser(
+        prog="ssd-ascend chat", description="Talk to a model in the terminal.", allow_abbrev=False
+    )
     add_engine_arguments(parser)
     group = parser.add_argument_group("conversation")
     group.add_argument("--system", metavar="TEXT", help="what the model is told first")

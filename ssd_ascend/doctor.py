@@ -253,7 +253,9 @@ def run_probe(device: str | None, out: Path, report: Report) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the report; 0 when this machine can serve on some device, else 1."""
-    parser = argparse.ArgumentParser(prog="ssd-ascend doctor", description="What this machine has and what is missing.")
+    parser = argparse.ArgumentParser(
+        prog="ssd-ascend doctor", description="What this machine has and what is missing.", allow_abbrev=False
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument("--probe", action="store_true", help="ask a device what it really does: minutes, and two files")
     parser.add_argument(

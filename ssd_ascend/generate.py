@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="ssd-ascend generate", description="Generate text offline.")
+    parser = argparse.ArgumentParser(
+        prog="ssd-ascend generate", description="Generate text offline.", allow_abbrev=False
+    )
     add_engine_arguments(parser)
     group = parser.add_argument_group("request")
     source = group.add_mutually_exclusive_group(required=True)

@@ -32,6 +32,7 @@ def parser() -> argparse.ArgumentParser:
         prog="ssd-ascend plan",
         description="Plan a preset on a cluster: placement, predicted times, memory, and the reasons.",
         argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
     )
     parser.add_argument("topology", nargs="?", metavar="TOPOLOGY", help="a name in topology/, or a file")
     parser.add_argument("preset", nargs="?", metavar="PRESET", help="a name in models/, or a file")

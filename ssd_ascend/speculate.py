@@ -19,7 +19,7 @@ from ssd_ascend.flags import add_engine_arguments, engine_config
 
 def build_parser() -> argparse.ArgumentParser:
     """The flags of this door."""
-    parser = argparse.ArgumentParser(prog="python -m ssd_ascend.speculate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m ssd_ascend.speculate", description=__doc__, allow_abbrev=False)
     line = parser.add_argument_group("line")
     line.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     line.add_argument("--port", type=int, default=7070, help="port to listen on; 0 takes a free one (default: 7070)")

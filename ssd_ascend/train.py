@@ -31,6 +31,7 @@ def parser() -> argparse.ArgumentParser:
         prog="ssd-ascend train",
         description="Train an EAGLE-3 head for a target, or judge one.",
         argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
     )
     parser.add_argument("--target", metavar="M", help="a directory, a .gguf file, a preset of models/, or a hub name")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the head goes; the same command goes on with it")

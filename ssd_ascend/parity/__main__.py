@@ -25,15 +25,17 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = argparse.ArgumentParser(prog="ssd-ascend parity", description="Golden runs that travel between machines.")
+    top = argparse.ArgumentParser(
+        prog="ssd-ascend parity", description="Golden runs that travel between machines.", allow_abbrev=False
+    )
     verbs = top.add_subparsers(dest="verb", required=True)
-    record = verbs.add_parser("record", help="run on one device and keep what came out")
+    record = verbs.add_parser("record", help="run on one device and keep what came out", allow_abbrev=False)
     record.add_argument("--out", required=True, type=Path, metavar="DIR", help="where the golden run goes")
     record.add_argument("--model", metavar="M", help="also a real model instead of the built-in small ones")
     record.add_argument("--draft", metavar="D", help="its draft")
     record.add_argument("--drafter", default="model", choices=("model", "eagle3"), help="what the draft is")
     record.add_argument("--dtype", default="auto", choices=DTYPES, help="serving dtype (default bfloat16)")
-    check = verbs.add_parser("check", help="run on another device and compare")
+    check = verbs.add_parser("check", help="run on another device and compare", allow_abbrev=False)
     check.add_argument("golden", type=Path, metavar="DIR", help="a golden run")
     check.add_argument("--dtype", default=None, choices=DTYPES, help="serving dtype (default: the golden run's)")
     check.add_argument("--json", action="store_true", help="the table as one JSON object on standard output")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 from types import ModuleType
 
 import pytest
 
-from ssd_ascend import chat, generate, speculate
+from ssd_ascend import chat, cli, generate, speculate
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.errors import ConfigError
@@ -213,6 +214,22 @@ def test_a_speculator_of_its_own_is_told_what_it_cannot_be(
 ) -> None:
     assert speculate.main(["--model", "m", "--draft", "d", *flags]) == 1
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [*cli.DOORS, "parity record", "parity check"])
+def test_no_door_takes_a_shortened_flag(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it means today, another flag of the same beginning would take from it tomorrow."""
+    door, *verb = words.split()
+    main = importlib.import_module(
+        f"ssd_ascend.{door}.__main__" if door in ("serve", "parity") else f"ssd_ascend.{door}"
+    )
+    with pytest.raises(SystemExit) as left:
+        main.main([*verb, "--help"])
+    assert left.value.code == 0
+    with pytest.raises(SystemExit) as left:
+        main.main([*verb, "--hel"])
+    assert left.value.code == 2
+    assert "ambiguous" not in capsys.readouterr().err  # what is looked up among the flags that begin so
 
 
 @pytest.mark.parametrize("door", [generate, chat])
