@@ -220,14 +220,14 @@ def test_a_speculator_of_its_own_is_told_what_it_cannot_be(
 def test_no_door_takes_a_shortened_flag(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     """What it means today, another flag of the same beginning would take from it tomorrow."""
     door, *verb = words.split()
-    main = importlib.import_module(
+    module = importlib.import_module(
         f"ssd_ascend.{door}.__main__" if door in ("serve", "parity") else f"ssd_ascend.{door}"
     )
     with pytest.raises(SystemExit) as left:
-        main.main([*verb, "--help"])
+        module.main([*verb, "--help"])
     assert left.value.code == 0
     with pytest.raises(SystemExit) as left:
-        main.main([*verb, "--hel"])
+        module.main([*verb, "--hel"])
     assert left.value.code == 2
     assert "ambiguous" not in capsys.readouterr().err  # what is looked up among the flags that begin so
 
