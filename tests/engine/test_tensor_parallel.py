@@ -63,6 +63,16 @@ def steps(engine: Engine, count: int) -> None:
         engine.step()
 
 
+def kill_a_rank(engine: Engine) -> None:
+    """Its only other one, which is missed within seconds, and named."""
+    (pid,) = rank_pids(engine)
+    os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(WorkerError, match=rf"rank 1 \(process {pid}\) was killed by SIGKILL"):
+        steps(engine, 400)
+    assert time.monotonic() - began < 20.0
+
+
 @pytest.mark.parametrize(
     ("family", "size"), [("qwen3", 4), *(pytest.param("llama", size, marks=pytest.mark.slow) for size in (2, 4))]
 )
@@ -116,12 +126,7 @@ def test_a_killed_rank_is_named_and_nothing_hangs(pair: Path) -> None:
     try:
         engine.submit(EngineRequest(id=0, prompt_token_ids=[3, 4, 5], sampling=greedy(400)))
         engine.step()
-        (pid,) = rank_pids(engine)
-        os.kill(pid, signal.SIGKILL)
-        began = time.monotonic()
-        with pytest.raises(WorkerError, match=rf"rank 1 \(process {pid}\) was killed by SIGKILL"):
-            steps(engine, 400)
-        assert time.monotonic() - began < 20.0
+        kill_a_rank(engine)
         assert "rank 1" in str(engine.health())
     finally:
         engine.close()
@@ -142,12 +147,7 @@ def test_a_rank_is_killed_under_a_step_that_was_queued(pair: Path, monkeypatch: 
         engine.submit(EngineRequest(id=9, prompt_token_ids=[3, 4, 5], sampling=greedy(400)))
         steps(engine, 3)
         assert ahead._queued is not None
-        (pid,) = rank_pids(engine)
-        os.kill(pid, signal.SIGKILL)
-        began = time.monotonic()
-        with pytest.raises(WorkerError, match=rf"rank 1 \(process {pid}\) was killed by SIGKILL"):
-            steps(engine, 400)
-        assert time.monotonic() - began < 20.0
+        kill_a_rank(engine)
     finally:
         engine.close()
     assert rank_pids(engine) == []
