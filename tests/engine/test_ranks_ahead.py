@@ -177,7 +177,7 @@ def test_rounds_are_those_of_one_rank(pair: Path, rounds: list[int]) -> None:
 def test_hits_of_ssd(pair: Path, monkeypatch: pytest.MonkeyPatch, drafter: str) -> None:
     """What is looked up is queued before commit: its tokens are told, and all ranks run it."""
     hits = record_taken(monkeypatch, HitsAhead, lambda plan, speculation: len(plan.decoding))
-    config = speculation(pair, "ssd", drafter, fan_out=3)
+    config = speculation(pair, "ssd", drafter, fan_out=3, on_miss="decline")  # the rule that asks no clock
     sampling = [greedy(9 + 12 * i, ignore_eos=i % 2 == 0) for i in range(6)]
     same_as_one_rank(pair, sampling, speculation=config, aborted=3)
     assert len(hits) > 3
