@@ -12,6 +12,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
+import httptools
+
 from ssd_ascend.serve.http_parser import MAX_HEAD_BYTES, BadRequestError, StrictParser
 
 _HOP = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade", b"expect"})
@@ -30,6 +32,13 @@ class Request:
     body: bytes
     version: str = "1.1"
     """Of the client's HTTP: a replica answers one of 1.0 as such a client can read it."""
+
+    @property
+    def resource(self) -> str:
+        """The path without its query; of a whole address, as a client asks that takes us for a proxy, its path."""
+        if self.path.startswith("/"):
+            return self.path.partition("?")[0]
+        return str(httptools.parse_url(self.path.encode("latin-1")).path, "latin-1")  # the parser has found one there
 
     def onward(self, client: str) -> bytes:
         """The request as we send it to a replica."""

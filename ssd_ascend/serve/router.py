@@ -11,7 +11,6 @@ import contextlib
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
-from urllib.parse import urlsplit
 
 from ssd_ascend.log import get_logger
 from ssd_ascend.serve.addresses import bind
@@ -136,7 +135,7 @@ class Router:
 
     def _own(self, request: Request) -> bytes | None:
         """What the router answers itself."""
-        path = urlsplit(request.path).path  # of a whole address, too, as a client may ask that takes us for a proxy
+        path = request.resource
         if request.method not in ("GET", "HEAD"):
             return None
         if path == "/health":

@@ -131,6 +131,8 @@ def test_who_leaves_in_the_middle_of_a_request_leaves_no_trace(sent: bytes) -> N
 
 def test_health_is_the_routers_own_however_it_is_asked_for() -> None:
     assert b'"replicas": []' in answer_to(get(line=b"GET http://x/health?a=b HTTP/1.1"))
+    assert answer_to(get(line=b"GET http://[::1/health HTTP/1.1")).startswith(b"HTTP/1.1 400 ")
+    assert answer_to(get(line=b"GET * HTTP/1.1")).startswith(b"HTTP/1.1 503 ")
 
 
 def test_who_pipelines_or_leaves_bytes_behind_has_not_left() -> None:
