@@ -23,7 +23,7 @@ from ssd_ascend.errors import first_line
 from ssd_ascend.log import get_logger
 from ssd_ascend.runtime.inputs import Row, build_batch, place_drafts
 from ssd_ascend.runtime.model_runner import ModelRunner
-from ssd_ascend.runtime.pack import to_device
+from ssd_ascend.runtime.pack import index_on
 from ssd_ascend.runtime.sampler import top_tokens
 
 _log = get_logger(__name__)
@@ -120,7 +120,7 @@ def chosen(last: ModelOutput, rows: Rows[Row]) -> torch.Tensor:
     index = [row.tokens[0] for row in rows]
     if index == list(range(len(tokens))):
         return tokens
-    return tokens.index_select(0, to_device(torch.tensor(index, dtype=torch.int64), tokens.device))
+    return tokens.index_select(0, index_on(index, tokens.device))
 
 
 def share_places(batch: ForwardBatch, collectives: Collectives) -> None:

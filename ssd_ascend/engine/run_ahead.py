@@ -11,14 +11,12 @@ from collections.abc import Sequence as Rows
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-import torch
-
 from ssd_ascend.core.batch import ModelOutput
 from ssd_ascend.core.plan import StepPlan
 from ssd_ascend.core.speculation import Speculation
 from ssd_ascend.engine.all_ranks import AllRanks
 from ssd_ascend.runtime.inputs import Row
-from ssd_ascend.runtime.pack import Arriving, to_device
+from ssd_ascend.runtime.pack import Arriving, index_on
 
 
 class Ahead(Protocol):
@@ -101,11 +99,6 @@ def only(output: ModelOutput, rows: list[int]) -> ModelOutput:
     """These rows of an output."""
     if rows == list(range(output.logits.shape[0])):
         return output
-    index = _on_device(rows, output.logits.device)
+    index = index_on(rows, output.logits.device)
     greedy = None if output.greedy is None else output.greedy.index_select(0, index)
     return ModelOutput(logits=output.logits.index_select(0, index), greedy=greedy)
-
-
-def _on_device(rows: list[int], device: torch.device) -> torch.Tensor:
-    """Row numbers, queued for the device."""
-    return to_device(torch.tensor(rows, dtype=torch.int64), device)

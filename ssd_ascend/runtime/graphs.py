@@ -23,7 +23,7 @@ from ssd_ascend.core.batch import ForwardBatch, Mode, ModelOutput
 from ssd_ascend.errors import first_line
 from ssd_ascend.log import get_logger
 from ssd_ascend.runtime.inputs import Row
-from ssd_ascend.runtime.pack import Field, Pack, to_device
+from ssd_ascend.runtime.pack import Field, Pack, index_on
 from ssd_ascend.runtime.static import row_fields, static_batch, write_rows
 
 _log = get_logger(__name__)
@@ -283,7 +283,7 @@ class GraphRunner:
         tokens, output = sum(batch.attention.query_lens_host), captured.outputs[0]
         index = None
         if wanted is not None:
-            index = to_device(torch.tensor(wanted, dtype=torch.int64), output.logits.device)
+            index = index_on(wanted, output.logits.device)
 
         def asked_for(rows: torch.Tensor) -> torch.Tensor:
             return rows[:num_logits] if index is None else rows.index_select(0, index)

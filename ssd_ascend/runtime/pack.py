@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -85,6 +85,11 @@ def pinned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Queue a copy to the device of what may be forgotten at once."""
     return pinned(tensor, device).to(device, non_blocking=True)
+
+
+def index_on(numbers: Sequence[Any], device: torch.device) -> torch.Tensor:
+    """Numbers that an operator there looks up or picks by, int64; their copy is queued."""
+    return to_device(torch.tensor(numbers, dtype=torch.int64), device)
 
 
 class Arriving:

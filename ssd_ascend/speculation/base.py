@@ -16,7 +16,7 @@ from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.core.sequence import Sequence
 from ssd_ascend.core.speculation import Speculation, Verification
 from ssd_ascend.core.stats import SpeculationStats
-from ssd_ascend.runtime.pack import to_device
+from ssd_ascend.runtime.pack import index_on
 
 
 class FeatureReader(Protocol):
@@ -150,7 +150,7 @@ def spread(chain: Chain, rows: Rows[int], num_rows: int) -> Chain:
     """A chain of the given rows as one of all `num_rows` rows, the others without tokens."""
     if len(rows) == num_rows:
         return chain
-    index = to_device(torch.tensor(rows, dtype=torch.int64), chain.tokens.device)
+    index = index_on(rows, chain.tokens.device)
 
     def place(part: torch.Tensor | None) -> torch.Tensor | None:
         return None if part is None else part.new_zeros((num_rows, *part.shape[1:])).index_copy_(0, index, part)
@@ -165,7 +165,7 @@ def spread(chain: Chain, rows: Rows[int], num_rows: int) -> Chain:
 
 def pick(chain: Chain, rows: Rows[int]) -> Chain:
     """The given rows of a chain, in that order."""
-    index = to_device(torch.tensor(rows, dtype=torch.int64), chain.tokens.device)
+    index = index_on(rows, chain.tokens.device)
     law, hidden = (None if part is None else part.index_select(0, index) for part in (chain.law, chain.hidden))
     num_tokens, has_law = [chain.num_tokens[row] for row in rows], [chain.has_law[row] for row in rows]
     return Chain(chain.tokens.index_select(0, index), num_tokens, law, has_law, hidden)

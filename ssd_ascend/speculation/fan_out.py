@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from ssd_ascend.config.speculation import FanOutSpec
-from ssd_ascend.runtime.pack import to_device
+from ssd_ascend.runtime.pack import index_on, to_device
 from ssd_ascend.speculation.base import Branch, DraftSequence, Glue
 
 
@@ -61,7 +61,7 @@ def _exclude_sent(sent: Rows[Rows[int]], glue: Glue) -> None:
         tokens += drafts[:count]
         first += num_rows
     if rows:
-        index = to_device(torch.tensor([rows, tokens], dtype=torch.int64), glue.scores.device)
+        index = index_on([rows, tokens], glue.scores.device)
         glue.scores[index[0], index[1]] = float("-inf")
 
 
@@ -137,14 +137,14 @@ class AdaptiveFanOut:
             branches += [Branch(seq, depth, first + depth) for depth, _ in picked]
             guessed += [tokens[first + depth][rank] for depth, rank in picked]
             first += num_rows
-        return Guesses(branches, to_device(torch.tensor(guessed, dtype=torch.int64), glue.scores.device))
+        return Guesses(branches, index_on(guessed, glue.scores.device))
 
     def _confidences(self, sent: Rows[Rows[int]], glue: Glue) -> list[float]:
         """q_j(s_j) of every row that has a draft to confirm; 0 for the others."""
         flat: list[int] = []
         for drafts, num_rows in zip(sent, glue.num_rows, strict=True):
             flat += [*drafts, 0][:num_rows]
-        index = to_device(torch.tensor(flat, dtype=torch.int64), glue.scores.device)
+        index = index_on(flat, glue.scores.device)
         own = glue.scores.gather(1, index[:, None])[:, 0] - glue.scores.logsumexp(-1)
         confidences: list[float] = own.exp().tolist()
         return confidences

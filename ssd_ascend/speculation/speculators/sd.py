@@ -19,7 +19,7 @@ from ssd_ascend.core.plan import DecodeRow
 from ssd_ascend.core.sequence import Sequence
 from ssd_ascend.core.speculation import Source, Speculation, Verification
 from ssd_ascend.core.stats import SpeculationStats
-from ssd_ascend.runtime.pack import to_device
+from ssd_ascend.runtime.pack import index_on
 from ssd_ascend.speculation.base import (
     Chain,
     Drafter,
@@ -142,7 +142,7 @@ class SdSpeculator:
         self._drafted = {row.seq.id: n for row, n in zip(rows, limits, strict=True)}
         tokens = ahead.tokens
         if index != list(range(len(tokens))):
-            tokens = tokens.index_select(0, to_device(torch.tensor(index, dtype=torch.int64), tokens.device))
+            tokens = tokens.index_select(0, index_on(index, tokens.device))
         source = [Source.MISS if n else Source.DECLINED for n in limits]
         return Speculation(tokens, limits, source, has_law=[False] * len(rows), under_way=index)
 
