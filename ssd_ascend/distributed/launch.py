@@ -135,6 +135,12 @@ class Children:
             return f"(process {process.pid}) {how}"
         return None
 
+    def end(self) -> None:
+        """End them all now: one is lost, so the others are of no use. One that was stopped holds its connections, and
+        with them a collective that waits for it."""
+        for process in self._processes.values():
+            process.kill()
+
     def close(self) -> None:
         """Wait for all to leave; who does not in time is ended."""
         deadline = time.monotonic() + _GRACE_S
@@ -182,7 +188,7 @@ def _lead_own(library: str, device: torch.device, size: int, entry: str, config:
         meeting = Meeting(str(Path(folder) / "store"), _LOOPBACK, listener.port, secret)
         children = Children(entry, config, size, meeting)
         cleanup.callback(children.close)
-        leader = _gather(listener, size, children.fate)
+        leader = _gather(listener, size, children.fate, end=children.end)
         store = distributed.FileStore(meeting.store, size)
         collectives = _form(leader, lambda: join_group(library, store, 0, size, device))
         return Ranks(collectives, leader, cleanup.pop_all())
@@ -200,9 +206,17 @@ def _lead_found(library: str, device: torch.device, place: Place) -> Ranks:
     return Ranks(collectives, leader, contextlib.ExitStack())
 
 
-def _gather(listener: tcp.Listener, size: int, fate: Callable[[int], str | None]) -> control.Leader:
+def _gather(
+    listener: tcp.Listener, size: int, fate: Callable[[int], str | None], *, end: Callable[[], None] = lambda: None
+) -> control.Leader:
+    """end: the other ranks' processes, where they are ours."""
+
+    def wake() -> None:
+        end()
+        GroupCollectives.abort()
+
     lines = control.gather(listener, size, timeout_s=START_TIMEOUT_S, fate=fate)
-    return control.Leader(lines, fate=fate, on_failure=GroupCollectives.abort)
+    return control.Leader(lines, fate=fate, on_failure=wake)
 
 
 def _form(leader: control.Leader, join: Callable[[], GroupCollectives]) -> GroupCollectives:

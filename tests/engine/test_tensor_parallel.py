@@ -18,6 +18,7 @@ import pytest
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.core.request import EngineRequest
 from ssd_ascend.distributed.collectives import GroupCollectives
+from ssd_ascend.distributed.control import Leader
 from ssd_ascend.engine.engine import Engine
 from ssd_ascend.engine.gather import from_plain, to_plain
 from ssd_ascend.engine.run_ahead import RunAhead
@@ -128,6 +129,25 @@ def test_a_killed_rank_is_named_and_nothing_hangs(pair: Path) -> None:
         engine.step()
         kill_a_rank(engine)
         assert "rank 1" in str(engine.health())
+    finally:
+        engine.close()
+    assert rank_pids(engine) == []
+
+
+def test_a_rank_that_stops_holds_nobody_up(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps its connections, and rank 0 waits for it inside the library."""
+    needs_devices(2)
+    monkeypatch.setitem(Leader.__init__.__kwdefaults__, "silence_s", 6.0)
+    engine = make_engine(pair, tensor_parallel=2)
+    try:
+        engine.submit(EngineRequest(id=0, prompt_token_ids=[3, 4, 5], sampling=greedy(400)))
+        engine.step()
+        (pid,) = rank_pids(engine)
+        os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(WorkerError, match="rank 1 gave no sign of life for 6 s"):
+            steps(engine, 400)
+        assert time.monotonic() - began < 20.0
     finally:
         engine.close()
     assert rank_pids(engine) == []
