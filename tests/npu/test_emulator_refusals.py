@@ -98,8 +98,8 @@ for attempt in range(2):
 def test_after_a_refusal_on_the_queue_nothing_passes_any_more() -> None:
     """torch_npu drops what is launched after an error on its queue; without this, rubbish would come back quietly.
 
-    What is launched while the queue fails can be lost with nobody to end the wait for it, on NPUs as well (docs/npu.md):
-    the test launches when the queue's thread has ended.
+    What is launched while the queue fails can be lost, and the wait for it never ends, on NPUs as well (docs/npu.md):
+    this launches when the queue's thread has ended.
     """
     environment = {**os.environ, "SSD_NPU_EMULATOR": "1", "TASK_QUEUE_ENABLE": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", LOST]
