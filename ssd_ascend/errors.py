@@ -72,6 +72,14 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def in_one_line(error: BaseException) -> str:
+    """An error of ours in its own words; any other by its kind and the first line of what it says."""
+    if isinstance(error, SsdError):
+        return " ".join(str(error).split())
+    said = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
+
+
 def flag_names(fields: Iterable[str]) -> str:
     """Fields of a configuration as the flags that set them."""
     return ", ".join(sorted("--" + field.replace("_", "-") for field in fields))

@@ -14,10 +14,10 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from ssd_ascend.errors import TransportError, WorkerError
+from ssd_ascend.errors import SsdError, TransportError, WorkerError, in_one_line
 from ssd_ascend.log import get_logger
 from ssd_ascend.transport import tcp
 
@@ -212,6 +212,20 @@ class Follower:
         text = reason.encode()[:_MOST_TEXT]
         with self._sending, contextlib.suppress(OSError):  # the leader may be what failed
             self._line.sendall(_LENGTH.pack(len(text)) + text)
+
+    @contextlib.contextmanager
+    def telling(self, who: str) -> Iterator[None]:
+        """Around all that a rank does; hangs up in the end. An error inside, of whatever kind, is told to the leader in
+        one line and raises SystemExit with status 1; what more there is to say of it stands in the log, under `who`."""
+        try:
+            yield
+        except Exception as error:  # whatever it is: a rank without a last word has just vanished
+            reason = in_one_line(error)
+            log.warning("%s leaves: %s", who, reason, exc_info=not isinstance(error, SsdError))
+            self.fail(reason)
+            raise SystemExit(1) from error
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Hang up."""

@@ -5,7 +5,6 @@ Entered through `main` in a process that rank 0 started, or through `follow` by 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,11 +19,7 @@ from ssd_ascend.engine.all_ranks import drop_graphs, finish, run_announced
 from ssd_ascend.engine.builder import load_target, open_backend
 from ssd_ascend.engine.gather import from_plain
 from ssd_ascend.engine.step_message import StepReader
-from ssd_ascend.errors import SsdError
-from ssd_ascend.log import get_logger
 from ssd_ascend.runtime.model_runner import ModelRunner
-
-_log = get_logger("ssd_ascend.engine.rank")
 
 
 def main(spec: Mapping[str, Any]) -> None:
@@ -47,20 +42,15 @@ def _serve(config: EngineConfig, place: Place, meeting: Meeting | None) -> None:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     store, line = call(place, meeting)
-    with contextlib.closing(line):
-        try:
-            backend = open_backend(config)
-            device = backend.device(place.local_rank)
-            collectives = meet(backend.collective, store, line, place, device)
-            loaded = load_target(config, backend, device, collectives)
-            run_steps(loaded.runner, collectives, line)
-            finish(loaded.runner)
-            drop_graphs(loaded.runner)
-            collectives.close()
-        except (SsdError, RuntimeError, OSError) as error:  # of torch, too: whatever it is, rank 0 must hear of it
-            _log.warning("rank %d of %d leaves: %s", place.rank, place.size, error)
-            line.fail(str(error))
-            raise SystemExit(1) from error
+    with line.telling(f"rank {place.rank} of {place.size}"):
+        backend = open_backend(config)
+        device = backend.device(place.local_rank)
+        collectives = meet(backend.collective, store, line, place, device)
+        loaded = load_target(config, backend, device, collectives)
+        run_steps(loaded.runner, collectives, line)
+        finish(loaded.runner)
+        drop_graphs(loaded.runner)
+        collectives.close()
 
 
 @torch.inference_mode()

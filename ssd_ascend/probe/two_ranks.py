@@ -34,7 +34,7 @@ def second_of_two(spec: Mapping[str, Any], backend: Backend, work: Work) -> None
     """The other rank: does its work, and leaves with the first one."""
     place = Place(*spec["place"])
     store, line = call(place, Meeting(*spec["meeting"]))
-    with contextlib.closing(line):
+    with line.telling("the second rank"):
         device = backend.device(place.local_rank)
         group = meet(backend.collective, store, line, place, device)
         work(backend, device, group)

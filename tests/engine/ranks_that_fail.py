@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from ssd_ascend.distributed.launch import Meeting, Place, call
 
@@ -30,3 +30,17 @@ def killed_while_joining(spec: Mapping[str, Any]) -> None:
     line.ready()
     time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def with_a_mistake(spec: Mapping[str, Any]) -> None:
+    """A rank of ours in which something goes wrong that nobody thought of."""
+
+    from ssd_ascend.config.engine import EngineConfig  # here: the others above start quicker without
+    from ssd_ascend.engine import rank
+    from ssd_ascend.engine.gather import to_plain
+
+    def open_backend(config: EngineConfig) -> NoReturn:
+        raise TypeError(f"{config.model!r} was not\nmeant")
+
+    rank.open_backend = open_backend
+    rank.main({**spec, "config": to_plain(EngineConfig(model="this", tensor_parallel=2))})

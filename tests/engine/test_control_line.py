@@ -18,7 +18,7 @@ from ssd_ascend.core.batch import Mode
 from ssd_ascend.distributed import control
 from ssd_ascend.distributed.control import Follower, Leader, gather, join
 from ssd_ascend.engine.step_message import StepWriter
-from ssd_ascend.errors import WorkerError
+from ssd_ascend.errors import ConfigError, WorkerError
 from ssd_ascend.runtime.inputs import Row
 from ssd_ascend.transport import tcp
 
@@ -64,6 +64,25 @@ def test_last_words_reach_the_leader() -> None:
     with pytest.raises(WorkerError, match="rank 1 failed"):
         leader.post(b"step")
     follower.close()
+    leader.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (KeyError("kv"), "KeyError: 'kv'"),
+        (AssertionError(), "AssertionError"),
+        (RuntimeError("page one\npage two"), "RuntimeError: page one"),
+        (ConfigError("no such file", remedy="give another"), "no such file (give another)"),
+    ],
+)
+def test_whatever_a_rank_raises_is_told_in_one_line(error: Exception, told: str) -> None:
+    leader, follower = pair_of_ends()
+    with pytest.raises(SystemExit) as left, follower.telling("rank 1"):
+        raise error
+    assert left.value.code == 1
+    until(lambda: leader.failure is not None, "the failure is heard")
+    assert leader.failure == f"rank 1 failed: {told}"
     leader.close()
 
 

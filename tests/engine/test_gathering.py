@@ -61,6 +61,20 @@ def test_a_rank_that_does_not_join_ends_the_waiting(waiting_library: str, entry:
     assert time.monotonic() - began < PATIENCE_S
 
 
+def test_a_mistake_of_ours_reaches_rank_0_and_leaves_its_trace(
+    waiting_library: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Not only errors that are expected: rank 0 has the kind and the sentence, the rank's own log where it was."""
+    with pytest.raises(WorkerError, match=re.escape("rank 1 failed: TypeError: 'this' was not (its own message")):
+        lead(
+            waiting_library, torch.device("cpu"), 2,
+            entry="tests.engine.ranks_that_fail:with_a_mistake", config={}, place=None,
+        )  # fmt: skip
+    log = capfd.readouterr().err
+    assert "rank 1 of 2 leaves: TypeError: 'this' was not" in log
+    assert "in open_backend" in log
+
+
 @pytest.mark.skipif(DEVICE == "npu", reason="its library meets at the first collective, not before")
 def test_a_rank_that_is_killed_inside_the_real_library() -> None:
     """As above, with the library of this device; and the process that led can end, whatever still waits in it."""
