@@ -43,6 +43,13 @@ class State(enum.StrEnum):
     FAILED = "failed"
 
 
+class Loss(enum.StrEnum):
+    """How an engine was lost: it never was ready, or it died later."""
+
+    START = "start"
+    DEATH = "death"
+
+
 class EngineUnavailableError(SsdError):
     """There is no engine to serve a request: it is starting, stopping or dead. The server answers 503."""
 
@@ -72,6 +79,10 @@ class AsyncEngine:
         """What `tune` last asked for, if anything."""
         self.keeps_unstarted = False
         """Whether requests without a token outlive the engine, for the next one; `restart` must then follow."""
+        self.on_loss: Callable[[Loss], None] | None = None
+        """Called for every engine that is lost, for metrics."""
+        self._last_words: str | None = None
+        """Why the engine of now is ending, where it said so; `failure` may be about the one before it."""
         self._link = link
         self._unstarted: dict[int, EngineRequest] = {}
         self._retried: set[int] = set()
@@ -95,15 +106,23 @@ class AsyncEngine:
         return cls(await ProcessLink.open(command, config), config, tokenizer, command)
 
     async def restart(self) -> None:
-        """Start another engine process in place of the one that died; requests it had not begun go to the new one."""
+        """Start another engine process in place of the one that died; requests it had not begun go to the new one.
+
+        How that went is told by `state`, which is FAILED again at once where there can be no process.
+        """
         assert self.state is State.FAILED
-        self._link = await ProcessLink.open(self._command, self.config)
         self.progress, self.limits, self.degraded, self.stats = Progress("restarting"), None, None, EngineStats()
+        self._last_words = None
+        try:
+            self._link = await ProcessLink.open(self._command, self.config)
+        except WorkerError as error:
+            self.failure = str(error)
+            self._note_loss(Loss.START)
+            return
         self._enter(State.STARTING)
         self._reading = asyncio.create_task(self._read(self._link))
         if self.tuned is not None:
             self._link.send(self.tuned)
-        self._retried.update(self._unstarted)  # once: what kills one engine would kill the next
         if self._unstarted:
             self._link.send(Submit(list(self._unstarted.values())))
 
@@ -223,7 +242,7 @@ class AsyncEngine:
                 self._take(report)
         except Exception as error:
             log.exception("cannot go on with what the engine sent")
-            self.failure = f"the front end cannot go on with what the engine sent: {type(error).__name__}: {error}"
+            self._last_words = f"the front end cannot go on with what the engine sent: {type(error).__name__}: {error}"
         await self._bury(link)
 
     def _take(self, report: Report) -> None:
@@ -244,25 +263,31 @@ class AsyncEngine:
                 self._wake()
             case Ready(limits, info):
                 self.limits, self.info, self.failure = limits, info, None
+                self._retried.update(self._unstarted)  # once: what kills one engine would kill the next
                 if self.state is State.STARTING:  # or a signal came first
                     self._enter(State.READY)
             case Failed(message):
-                self.failure = message
+                self._last_words = message
 
     async def _bury(self, link: ProcessLink) -> None:
         """The engine process has ended: every open answer gets an error now, and no new one is taken."""
         link.hang_up()
         if not self._closing:
             ending = await link.ending()
-            self.failure = self.failure or f"the engine process died ({ending})"
+            self.failure = self._last_words or f"the engine process died ({ending})"
             if self.state is not State.STARTING:  # a failed start is told to who waits for it
                 log.error("%s", self.failure)
+            self._note_loss(Loss.DEATH if self.limits else Loss.START)
             self._enter(State.FAILED)
         if self._closing or not self.keeps_unstarted:
             self.fail_all()
         else:
             kept = self._unstarted.keys() - self._retried
             self._fail(self._processor.seq_ids - kept)
+
+    def _note_loss(self, loss: Loss) -> None:
+        if self.on_loss is not None:
+            self.on_loss(loss)
 
     def fail_all(self) -> None:
         """End every request under way with the reason there is."""
@@ -276,9 +301,12 @@ class AsyncEngine:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def stop_accepting(self) -> None:
-        """Take no new request from now on; those under way go on."""
+        """Take no new request from now on; those under way go on, unless they wait for an engine that will not come."""
+        self.keeps_unstarted = False
         if self.state in (State.READY, State.STARTING):
             self._enter(State.STOPPING)
+        elif self.state is State.FAILED:
+            self.fail_all()
 
     async def drain(self, timeout_s: float) -> None:
         """Wait for the requests under way; those that are not done in time end with an error."""

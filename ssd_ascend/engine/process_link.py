@@ -15,6 +15,7 @@ from typing import Self
 
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.engine.messages import HEADER, Command, Report, Shutdown, Start, frame, parse_report
+from ssd_ascend.errors import WorkerError
 
 ENGINE_COMMAND = (sys.executable, "-m", "ssd_ascend.engine.process")
 _STDERR = 2
@@ -35,17 +36,21 @@ class ProcessLink:
     @classmethod
     async def open(cls, command: Sequence[str], config: EngineConfig) -> Self:
         """Start `command`, which gets two more arguments (the descriptor of its socket, our process id), and have it
-        build the engine that `config` describes."""
+        build the engine that `config` describes. Raises WorkerError when the system has no room for a process."""
         ours, theirs = socket.socketpair()
         with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                str(theirs.fileno()),
-                str(os.getpid()),
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=_STDERR,  # standard output is ours: for answers
-            )
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                    pass_fds=(theirs.fileno(),),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=_STDERR,  # standard output is ours: for answers
+                )
+            except OSError as error:
+                ours.close()
+                raise WorkerError(f"no engine process can be started: {error}") from error
         link = cls(process, *await asyncio.open_connection(sock=ours))
         link.send(Start(config))
         return link

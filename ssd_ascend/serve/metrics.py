@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from ssd_ascend.core.stats import EngineStats, SpeculationStats
 from ssd_ascend.engine.answers import AnswerDelta
+from ssd_ascend.engine.async_engine import Loss
 
 _FIRST_TOKEN_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
@@ -38,6 +39,9 @@ class ServerMetrics:
             "ssd_inter_token_seconds", "Time per token after the first", buckets=_TOKEN_S, registry=registry
         )
         self._answer = Histogram("ssd_answer_seconds", "Submission to last token", buckets=_ANSWER_S, registry=registry)
+        self._losses = Counter("ssd_engine_losses", "Engines lost, by how", ["how"], registry=registry)
+        for how in Loss:
+            self._losses.labels(how.value)  # shown from the start: who watches for an increase needs the zero before it
         registry.register(_EngineCollector(snapshot, up))
 
     def on_delta(self, delta: AnswerDelta) -> None:
@@ -56,6 +60,10 @@ class ServerMetrics:
             if delta.stats is not None:
                 self._prompt_tokens.inc(delta.stats.prompt_tokens)
                 self._answer.observe(delta.stats.ttft_s + delta.stats.decode_s)
+
+    def on_loss(self, loss: Loss) -> None:
+        """Count an engine that was lost."""
+        self._losses.labels(loss.value).inc()
 
     def render(self) -> bytes:
         """The page."""

@@ -2,7 +2,8 @@
 
 The port is bound first and answers at once (503 while the model loads). When the engine dies, streams that had begun
 get an error, `/health` turns 503, and another engine is started, which also gets the requests that had not begun. After
-too many deaths the server exits with status 1: something is wrong that another engine would not mend.
+too many losses the server exits with status 1: something is wrong that another engine would not mend. When its first
+engine does not start, it exits at once.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ import contextlib
 import logging
 import signal
 import socket
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from ssd_ascend import catalogue
@@ -27,11 +26,13 @@ from ssd_ascend.serve.admin import create_admin_app
 from ssd_ascend.serve.app import create_app
 from ssd_ascend.serve.config import ServerConfig
 from ssd_ascend.serve.http_server import HttpServer, Patience
+from ssd_ascend.serve.restarts import Restarts
 from ssd_ascend.serve.state import ServerState
 from ssd_ascend.serve.traces import make_provider
 from ssd_ascend.text import Tokenizer
 
-_DEATHS_WINDOW_S = 600.0
+_RESTART_PAUSE_S = 0.5
+"""Before every new engine: the device may still be busy with letting go of the one before it."""
 _LAST_WORDS_S = 1.0
 """How long clients have, after a second signal or at the end of a drain, to be told that their answer ends."""
 
@@ -80,7 +81,7 @@ class _Server:
         self._socket = sock
         self._admin_socket = admin
         self._announce = announce
-        self._deaths: deque[float] = deque()
+        self._restarts = Restarts(serving.max_restarts)
         name = serving.model_name or engine.config.served_model_name or engine.config.model
         self._state = ServerState(engine, tokenizer, name, serving)
         endpoint = serving.otlp_endpoint
@@ -136,37 +137,39 @@ class _Server:
             http.hang_up()
 
     async def _live(self) -> None:
-        """Announce every engine that is ready, and return when the server is stopping. Raises WorkerError when one
-        could not start, or, some time after the last one died, so that probes and clients have seen it."""
+        """Announce every engine that is ready, and return when the server is stopping. Raises WorkerError when the
+        first one could not start, or too many were lost."""
         name = self._state.model_name
         await self._engine.wait_until_loading()
         if self._engine.state is not State.FAILED:
             self._announce(f"loading {name}; {self._url}/health says when it is ready")
             if self._admin_socket is not None:
                 self._announce(f"admin endpoint on {url_of(*self._admin_socket.getsockname()[:2])}")
+        await self._engine.wait_until_started()
         while True:
-            await self._engine.wait_until_started()
             info = self._engine.info
             assert info is not None
             how = "without speculation" if info.speculator == "none" else f"{info.speculator}, K={info.lookahead}"
             self._announce(f"ready: {name} on {self._url} ({info.device}, {info.dtype}, {how})")
             await self._engine.wait_for_change(State.READY)
-            if self._engine.state is not State.FAILED:
+            while self._engine.state is State.FAILED:
+                await self._replace_engine()
+            if self._engine.state is State.STOPPING:
                 return
-            if not self._may_restart():
-                self._engine.fail_all()
-                await asyncio.sleep(self._serving.failure_grace_s)
-                raise WorkerError(self._engine.failure or "the engine failed")
-            log.warning("starting another engine")
-            await self._engine.restart()
 
-    def _may_restart(self) -> bool:
-        """Whether engines have died seldom enough to try another."""
-        now = time.monotonic()
-        self._deaths.append(now)
-        while now - self._deaths[0] > _DEATHS_WINDOW_S:
-            self._deaths.popleft()
-        return len(self._deaths) <= self._serving.max_restarts
+    async def _replace_engine(self) -> None:
+        """Start another engine in place of the one that was lost, and see whether it is ready, or lost as well. Raises
+        WorkerError when too many were, some time later, so that probes and clients have seen it."""
+        if not self._restarts.may_follow(was_ready=self._engine.limits is not None):
+            self._engine.fail_all()
+            await asyncio.sleep(self._serving.failure_grace_s)
+            raise WorkerError(self._engine.failure or "the engine failed", remedy=str(self._restarts))
+        await asyncio.sleep(_RESTART_PAUSE_S)
+        log.warning("starting another engine; %s", self._restarts)
+        await self._engine.restart()
+        await self._engine.wait_for_change(State.STARTING)
+        if self._engine.state is State.FAILED:
+            log.error("the engine did not start again: %s", self._engine.failure)
 
     @property
     def _url(self) -> str:

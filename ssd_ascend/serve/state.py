@@ -51,6 +51,7 @@ class ServerState:
     def __post_init__(self) -> None:
         self.metrics = ServerMetrics(lambda: self.engine.stats, lambda: self.engine.state is State.READY)
         self.engine.on_delta = self._on_delta
+        self.engine.on_loss = self.metrics.on_loss
         wanted = self.config.tool_format
         self.tool_format = for_template(self.tokenizer.chat.mentions) if wanted == "auto" else FORMATS[wanted]
         self.queue = QueueLimit(self.config.max_queue, self.engine.config.max_num_seqs)

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.core.request import EngineRequest, SequenceStats, TokenDelta
@@ -186,7 +187,12 @@ def _logprobs(token: int, num_top: int) -> TokenLogprobs:
 
 
 def build(config: EngineConfig, report: Callable[[int, int], None]) -> ParrotEngine:
-    """A parrot; one whose directory is called "broken" cannot be built, one called "slow" takes a while."""
+    """A parrot; one whose directory is called "broken" cannot be built, one called "slow" takes a while, and of those
+    to come from one with a file "stillborn" as many as it says die as they are built."""
+    stillborn = Path(config.model, "stillborn")
+    if stillborn.exists() and (left := int(stillborn.read_text())):
+        stillborn.write_text(str(left - 1))
+        raise ConfigError(f"the egg was empty, {left - 1} more are")
     if config.model.endswith("broken"):
         raise ConfigError("the parrot is dead", remedy="get another parrot")
     if config.model.endswith("slow"):

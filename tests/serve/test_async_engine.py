@@ -9,7 +9,7 @@ import pytest
 
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.core.sampling import SamplingParams
-from ssd_ascend.engine.async_engine import AsyncEngine, EngineUnavailableError, State
+from ssd_ascend.engine.async_engine import AsyncEngine, EngineUnavailableError, Loss, State
 from ssd_ascend.errors import WorkerError
 from tests.unit.test_outputs import Letters
 
@@ -38,3 +38,22 @@ def test_the_reason_is_told(script: str, words: str) -> None:
     reason, engine = asyncio.run(start_and_fail(script))
     assert words in reason
     assert engine.num_requests == 0
+
+
+def test_a_process_that_cannot_be_had_is_an_engine_lost_again() -> None:
+    """As where the system has no memory for one more."""
+
+    async def lose_twice() -> tuple[AsyncEngine, list[Loss]]:
+        losses: list[Loss] = []
+        engine = await AsyncEngine.start(EngineConfig(model="x"), Letters(), command=(sys.executable, "-c", DIES))
+        engine.on_loss = losses.append
+        await asyncio.wait_for(engine.wait_for_change(State.STARTING), 60)
+        engine._command = ("/nowhere/at/all",)
+        await engine.restart()
+        await engine.close()
+        return engine, losses
+
+    engine, losses = asyncio.run(lose_twice())
+    assert engine.state is State.FAILED
+    assert "/nowhere/at/all" in (engine.failure or "")
+    assert losses == [Loss.START, Loss.START]

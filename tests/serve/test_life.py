@@ -9,13 +9,16 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from ssd_ascend.serve.restarts import Restarts
 from tests.serve.conftest import parrot_directory
 from tests.serve.live import PATIENCE_S, LiveServer, eventually
 from tests.unit.text_toys import byte_level_backend, write_directory
 
 SLOW: dict[str, Any] = {"prompt": "SLOW and steady ", "max_tokens": 200}
+HI: dict[str, Any] = {"prompt": "hi", "max_tokens": 4}
 
 
 def one_sentence(live: LiveServer, *words: str) -> None:
@@ -175,6 +178,79 @@ def test_engines_that_keep_dying_end_the_server(parrot: Path) -> None:
             live.wait_until_ready()
             os.kill(live.engine_pid(), signal.SIGKILL)
         assert live.wait() == 1
+
+
+def test_an_engine_that_does_not_start_again_is_tried_again(tmp_path: Path) -> None:
+    """Each try counts, and what had not begun waits for the one that comes off."""
+    model = parrot_directory(tmp_path / "nest")
+    with LiveServer("--model", str(model)) as live:
+        live.wait_until_ready()
+        running = [live.events("/v1/completions", {**SLOW, "max_tokens": 1900}) for _ in range(4)]
+        for stream in running:
+            next(stream)
+        answers: list[httpx.Response] = []
+        ask = threading.Thread(target=lambda: answers.append(live.post("/v1/completions", HI)))
+        ask.start()
+        eventually(lambda: live.metric("ssd_requests_waiting") == 1, "one waits")
+        (model / "stillborn").write_text("2")
+        os.kill(live.engine_pid(), signal.SIGKILL)
+        assert all("SIGKILL" in list(stream)[-1]["error"]["message"] for stream in running)
+        eventually(lambda: "the egg was empty" in (live.get("/health").json().get("reason") or ""), "the reason is new")
+        live.wait_for_line("ready: ")
+        ask.join(PATIENCE_S)
+        assert answers[0].json()["choices"][0]["text"] == "hihi"
+        assert live.metric('ssd_engine_losses_total{how="death"}') == 1
+        assert live.metric('ssd_engine_losses_total{how="start"}') == 2
+        assert live.stop() == 0
+        assert sum("the engine did not start again" in line for line in live.errors) == 2
+
+
+def test_engines_that_never_start_again_end_the_server(tmp_path: Path) -> None:
+    model = parrot_directory(tmp_path / "nest")
+    with LiveServer("--model", str(model), "--max-restarts", "2") as live:
+        live.wait_until_ready()
+        (model / "stillborn").write_text("9")
+        os.kill(live.engine_pid(), signal.SIGKILL)
+        assert live.wait() == 1
+        assert (model / "stillborn").read_text() == "7"
+        assert live.errors[-1] == (
+            "ssd_ascend.serve: the egg was empty, 7 more are (lost engines: 3, with --max-restarts 2)\n"
+        )
+
+
+def test_old_losses_are_forgotten_but_not_by_engines_that_never_were_ready() -> None:
+    now = 0.0
+    restarts = Restarts(2, lambda: now)
+    for _ in range(9):
+        now += 400.0  # never more than two within ten minutes
+        assert restarts.may_follow(was_ready=True)
+    now += 400.0
+    assert restarts.may_follow(was_ready=True)
+    now += 400.0
+    assert not restarts.may_follow(was_ready=False)
+    assert str(restarts) == "lost engines: 3, with --max-restarts 2"
+    now += 400.0
+    assert restarts.may_follow(was_ready=True)
+
+
+def test_who_stops_a_server_without_an_engine_need_not_wait(tmp_path: Path) -> None:
+    """What had not begun waits for an engine that will not be started any more."""
+    model = parrot_directory(tmp_path / "nest")
+    with LiveServer("--model", str(model), "--max-restarts", "99", "--drain-timeout", "600") as live:
+        live.wait_until_ready()
+        running = [live.events("/v1/completions", {**SLOW, "max_tokens": 1900}) for _ in range(4)]
+        for stream in running:
+            next(stream)
+        answers: list[httpx.Response] = []
+        ask = threading.Thread(target=lambda: answers.append(live.post("/v1/completions", HI)))
+        ask.start()
+        eventually(lambda: live.metric("ssd_requests_waiting") == 1, "one waits")
+        (model / "stillborn").write_text("99")
+        os.kill(live.engine_pid(), signal.SIGKILL)
+        eventually(lambda: live.get("/health").json()["status"] == "failed", "it is noticed")
+        assert live.stop() == 0
+        ask.join(PATIENCE_S)
+        assert answers[0].status_code == 500
 
 
 def test_the_engine_dies_with_its_front_end(parrot: Path) -> None:
