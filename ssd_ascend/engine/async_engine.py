@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ from ssd_ascend.engine.identity import EngineInfo, EngineLimits
 from ssd_ascend.engine.messages import Abort, Failed, Progress, Ready, Rejected, Report, Stats, Stepped, Submit, Tune
 from ssd_ascend.engine.outputs import OutputProcessor
 from ssd_ascend.engine.process_link import ENGINE_COMMAND, ProcessLink
+from ssd_ascend.engine.step_watch import StepWatch
 from ssd_ascend.errors import SsdError, WorkerError
 from ssd_ascend.log import get_logger
 from ssd_ascend.text.detokenizer import TokenBytes
@@ -44,10 +46,11 @@ class State(enum.StrEnum):
 
 
 class Loss(enum.StrEnum):
-    """How an engine was lost: it never was ready, or it died later."""
+    """How an engine was lost: it never was ready, it died later, or it was stuck in a step and we ended it."""
 
     START = "start"
     DEATH = "death"
+    STUCK = "stuck"
 
 
 class EngineUnavailableError(SsdError):
@@ -63,6 +66,7 @@ class AsyncEngine:
         config: EngineConfig,
         tokenizer: TokenBytes,
         command: Sequence[str],
+        step_timeout_s: float,
     ) -> None:
         self.config = config
         self.state = State.STARTING
@@ -93,17 +97,26 @@ class AsyncEngine:
         self._idle.set()
         self._closing = False
         self._command = command
+        self._watch = StepWatch(step_timeout_s)
+        self._loss = Loss.START
+        """How the engine of now would be lost."""
         self._reading = asyncio.create_task(self._read(link))
 
     @classmethod
     async def start(
-        cls, config: EngineConfig, tokenizer: TokenBytes, *, command: Sequence[str] = ENGINE_COMMAND
+        cls,
+        config: EngineConfig,
+        tokenizer: TokenBytes,
+        *,
+        command: Sequence[str] = ENGINE_COMMAND,
+        step_timeout_s: float = math.inf,
     ) -> AsyncEngine:
         """Start the engine process and return at once; `wait_until_started` says how that went.
 
-        command: see `ProcessLink.open`.
+        command: see `ProcessLink.open`. step_timeout_s: an engine that has been ready and ends no step for so long,
+        though it has work, is killed, and as lost as one that died.
         """
-        return cls(await ProcessLink.open(command, config), config, tokenizer, command)
+        return cls(await ProcessLink.open(command, config), config, tokenizer, command, step_timeout_s)
 
     async def restart(self) -> None:
         """Start another engine process in place of the one that died; requests it had not begun go to the new one.
@@ -112,19 +125,19 @@ class AsyncEngine:
         """
         assert self.state is State.FAILED
         self.progress, self.limits, self.degraded, self.stats = Progress("restarting"), None, None, EngineStats()
-        self._last_words = None
+        self._last_words, self._loss = None, Loss.START
         try:
             self._link = await ProcessLink.open(self._command, self.config)
         except WorkerError as error:
             self.failure = str(error)
-            self._note_loss(Loss.START)
+            self._note_loss()
             return
         self._enter(State.STARTING)
         self._reading = asyncio.create_task(self._read(self._link))
         if self.tuned is not None:
-            self._link.send(self.tuned)
+            self._tell(self.tuned)
         if self._unstarted:
-            self._link.send(Submit(list(self._unstarted.values())))
+            self._tell(Submit(list(self._unstarted.values())))
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -192,7 +205,7 @@ class AsyncEngine:
             request_id, requests = self._processor.add(prompt, own, continuation=continuation)
             self._streams[request_id] = (stream, number * sampling.n)
             self._unstarted.update({request.id: request for request in requests})
-            self._link.send(Submit(requests))
+            self._tell(Submit(requests))
         self._idle.clear()
         return stream
 
@@ -204,7 +217,7 @@ class AsyncEngine:
             del self._streams[request_id]
         self._forget_starts(abort)
         if abort:
-            self._link.send(Abort(abort))
+            self._tell(Abort(abort))
         self._note_idle()
 
     def _deliver(self, deltas: Sequence[AnswerDelta]) -> None:
@@ -228,7 +241,7 @@ class AsyncEngine:
         self.require_ready()
         before = [] if self.tuned is None else self.tuned.fan_out
         self.tuned = Tune(lookahead, list(fan_out) or before)
-        self._link.send(self.tuned)
+        self._tell(self.tuned)
 
     def _note_idle(self) -> None:
         if not self._streams:
@@ -236,14 +249,32 @@ class AsyncEngine:
 
     # -- the line to the engine process --------------------------------------------------------------------------------
 
+    def _tell(self, command: Submit | Abort | Tune) -> None:
+        self._link.send(command)
+        self._watch.asked()
+
     async def _read(self, link: ProcessLink) -> None:
+        watching: asyncio.Task[None] | None = None
         try:
             async for report in link.reports():
                 self._take(report)
+                self._watch.heard(has_work=self.num_requests > 0 or self.stats.running + self.stats.waiting > 0)
+                if watching is None and self.limits is not None:  # what comes before, loading, takes its time
+                    watching = asyncio.create_task(self._end_when_stuck(link))
         except Exception as error:
             log.exception("cannot go on with what the engine sent")
             self._last_words = f"the front end cannot go on with what the engine sent: {type(error).__name__}: {error}"
+        finally:
+            if watching is not None:
+                watching.cancel()
         await self._bury(link)
+
+    async def _end_when_stuck(self, link: ProcessLink) -> None:
+        """Kill the process once it ends no step any more; `_read` then sees its line end, as that of any that dies."""
+        await self._watch.wait_until_stuck()
+        self._last_words = f"the engine was stuck: it had work, and ended no step for {self._watch.limit_s:g} s"
+        self._loss = Loss.STUCK
+        link.kill()
 
     def _take(self, report: Report) -> None:
         match report:
@@ -251,7 +282,7 @@ class AsyncEngine:
                 self._forget_starts(delta.seq_id for delta in deltas)
                 processed = self._processor.process(deltas)
                 if processed.abort:
-                    self._link.send(Abort(processed.abort))
+                    self._tell(Abort(processed.abort))
                 self._deliver(processed.deltas)
             case Stats(stats, degraded):
                 self.stats, self.degraded = stats, degraded
@@ -262,7 +293,7 @@ class AsyncEngine:
                 self.progress = report
                 self._wake()
             case Ready(limits, info):
-                self.limits, self.info, self.failure = limits, info, None
+                self.limits, self.info, self.failure, self._loss = limits, info, None, Loss.DEATH
                 self._retried.update(self._unstarted)  # once: what kills one engine would kill the next
                 if self.state is State.STARTING:  # or a signal came first
                     self._enter(State.READY)
@@ -277,7 +308,7 @@ class AsyncEngine:
             self.failure = self._last_words or f"the engine process died ({ending})"
             if self.state is not State.STARTING:  # a failed start is told to who waits for it
                 log.error("%s", self.failure)
-            self._note_loss(Loss.DEATH if self.limits else Loss.START)
+            self._note_loss()
             self._enter(State.FAILED)
         if self._closing or not self.keeps_unstarted:
             self.fail_all()
@@ -285,9 +316,9 @@ class AsyncEngine:
             kept = self._unstarted.keys() - self._retried
             self._fail(self._processor.seq_ids - kept)
 
-    def _note_loss(self, loss: Loss) -> None:
+    def _note_loss(self) -> None:
         if self.on_loss is not None:
-            self.on_loss(loss)
+            self.on_loss(self._loss)
 
     def fail_all(self) -> None:
         """End every request under way with the reason there is."""

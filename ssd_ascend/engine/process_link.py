@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -21,6 +22,8 @@ ENGINE_COMMAND = (sys.executable, "-m", "ssd_ascend.engine.process")
 _STDERR = 2
 _LAST_BREATH_S = 1.0
 """How long a process that has closed its line may take to end."""
+_DEATH_S = 10.0
+"""How long we wait for one that was killed: a device that hangs may hold it for ever."""
 
 
 class ProcessLink:
@@ -78,6 +81,12 @@ class ProcessLink:
         """Close the line, which ends the process."""
         self._writer.close()
 
+    def kill(self) -> None:
+        """End the process, and the line, too: a device's driver may hold the process beyond its death."""
+        with contextlib.suppress(ProcessLookupError):  # it has gone by itself
+            self._process.kill()
+        self._writer.transport.abort()
+
     async def ending(self) -> str:
         """How the process ended; one that does not after its line was closed is killed."""
         return _describe(await self._end(_LAST_BREATH_S))
@@ -85,17 +94,23 @@ class ProcessLink:
     async def close(self, patience_s: float) -> None:
         """End the process: asked first, killed when it takes longer."""
         self.send(Shutdown())
-        await self._end(patience_s)
+        if await self._end(patience_s) is None:
+            self._writer.transport.abort()  # or `reports` would wait for as long as it is held
 
-    async def _end(self, patience_s: float) -> int:
-        try:
+    async def _end(self, patience_s: float) -> int | None:
+        """The exit status; None for a process that does not end even when it is killed."""
+        with contextlib.suppress(TimeoutError):
             return await asyncio.wait_for(self._process.wait(), timeout=patience_s)
-        except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
             self._process.kill()
-            return await self._process.wait()
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(self._process.wait(), timeout=_DEATH_S)
+        return None
 
 
-def _describe(status: int) -> str:
+def _describe(status: int | None) -> str:
+    if status is None:
+        return "killed, and held by the system"
     if status >= 0:
         return f"exit status {status}"
     try:

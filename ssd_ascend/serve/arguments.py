@@ -73,7 +73,8 @@ def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
     seconds("--request-timeout", "request_timeout_s", "an answer may take")
     seconds("--drain-timeout", "drain_s", "requests may go on after SIGTERM")
     add("--max-restarts", type=int, metavar="N",
-        help=f"engines that may die in ten minutes (default: {_DEFAULT.max_restarts})")  # fmt: skip
+        help=f"engines that may be lost in ten minutes (default: {_DEFAULT.max_restarts})")  # fmt: skip
+    seconds("--step-timeout", "step_timeout_s", "a step of the engine may take before the engine is replaced; 0: any")
 
 
 def _megabytes(text: str) -> int:

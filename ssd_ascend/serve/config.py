@@ -16,7 +16,8 @@ class ServerConfig:
     good still answers 503. max_queue: sequences that may wait for room in the batch. rate_limit: requests a minute and
     key (or client address, where there are no keys). read_timeout_s: how long a client may take to send the head of its
     request, and then its body. write_timeout_s: how long it may leave an answer unread once all buffers are full.
-    request_timeout_s: how long an answer may take. max_restarts: engines that may die within ten minutes.
+    request_timeout_s: how long an answer may take. max_restarts: engines that may be lost within ten minutes.
+    step_timeout_s: how long an engine with work may take to end a step before it counts as lost; 0 is for ever.
     """
 
     host: str = "127.0.0.1"
@@ -36,6 +37,7 @@ class ServerConfig:
     drain_s: float = 30.0
     failure_grace_s: float = 2.0
     max_restarts: int = 3
+    step_timeout_s: float = 300.0
     admin_host: str = "127.0.0.1"
     admin_port: int | None = None
     admin_key: str | None = None
@@ -48,7 +50,7 @@ class ServerConfig:
             _at_least(name, getattr(self, name), 1)
         for name in ("read_timeout_s", "write_timeout_s", "request_timeout_s"):
             _at_least(name, getattr(self, name), 0.001)
-        for name in ("drain_s", "failure_grace_s"):
+        for name in ("drain_s", "failure_grace_s", "step_timeout_s"):
             _at_least(name, getattr(self, name), 0)
         keys = (*self.api_keys, *(() if self.admin_key is None else (self.admin_key,)))
         if not all(key.strip() for key in keys):

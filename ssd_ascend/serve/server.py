@@ -1,9 +1,9 @@
 """Runs the app and the engine process together, from binding the port to the last drained request. `__main__` calls it.
 
-The port is bound first and answers at once (503 while the model loads). When the engine dies, streams that had begun
-get an error, `/health` turns 503, and another engine is started, which also gets the requests that had not begun. After
-too many losses the server exits with status 1: something is wrong that another engine would not mend. When its first
-engine does not start, it exits at once.
+The port is bound first and answers at once (503 while the model loads). When the engine dies, or is stuck and killed,
+streams that had begun get an error, `/health` turns 503, and another engine is started, which also gets the requests
+that had not begun. After too many losses the server exits with status 1: something is wrong that another engine would
+not mend. When its first engine does not start, it exits at once.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -56,7 +57,8 @@ async def run_server(
         admin = None
         if serving.admin_port is not None:
             admin = sockets.enter_context(bind(serving.admin_host, serving.admin_port))
-        engine = await AsyncEngine.start(config, tokenizer, command=engine_command)
+        step_timeout_s = serving.step_timeout_s or math.inf
+        engine = await AsyncEngine.start(config, tokenizer, command=engine_command, step_timeout_s=step_timeout_s)
         engine.keeps_unstarted = serving.max_restarts > 0
         try:
             await _Server(engine, tokenizer, serving, sock, admin, announce).run()

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import socket
 import sys
+from typing import cast
 
 import pytest
 
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.engine.async_engine import AsyncEngine, EngineUnavailableError, Loss, State
+from ssd_ascend.engine.messages import Tune
+from ssd_ascend.engine.process_link import ProcessLink
+from ssd_ascend.engine.step_watch import StepWatch
 from ssd_ascend.errors import WorkerError
 from tests.unit.test_outputs import Letters
 
+DIES_LATE = "import sys, time; time.sleep(1); sys.exit(3)"
 DIES = "import sys; sys.exit(3)"
 BABBLES = "import os, sys, time; os.write(int(sys.argv[1]), bytes([0, 0, 0, 1, 0xC1])); time.sleep(60)"
 
@@ -57,3 +64,79 @@ def test_a_process_that_cannot_be_had_is_an_engine_lost_again() -> None:
     assert engine.state is State.FAILED
     assert "/nowhere/at/all" in (engine.failure or "")
     assert losses == [Loss.START, Loss.START]
+
+
+def test_an_engine_that_is_not_ready_owes_nothing() -> None:
+    """It loads, or compiles what it needs, for as long as that takes, whatever it was told to do afterwards."""
+
+    async def lose_twice() -> list[Loss]:
+        losses: list[Loss] = []
+        command = (sys.executable, "-c", DIES_LATE)
+        engine = await AsyncEngine.start(EngineConfig(model="x"), Letters(), command=command, step_timeout_s=0.1)
+        engine.on_loss = losses.append
+        engine.tuned = Tune(1)
+        await asyncio.wait_for(engine.wait_for_change(State.STARTING), 60)
+        await engine.restart()
+        await asyncio.wait_for(engine.wait_for_change(State.STARTING), 60)
+        await engine.close()
+        return losses
+
+    assert asyncio.run(lose_twice()) == [Loss.START, Loss.START]
+
+
+def test_the_silence_of_an_engine_with_work_is_counted() -> None:
+    watch = StepWatch(4.0)
+    assert watch.tick_s == 0.5
+    assert not any(watch.tick(0.5) for _ in range(99))  # it was told nothing
+    watch.asked()
+    assert [watch.tick(0.5) for _ in range(9)] == [False] * 8 + [True]  # never early: nobody knows when a tick began
+    watch.heard(has_work=True)
+    assert not any(watch.tick(0.5) for _ in range(8))
+    watch.asked()  # who owes a report owes it no later for being asked again
+    assert watch.tick(0.5)
+    watch.heard(has_work=False)
+    assert not any(watch.tick(0.5) for _ in range(99))
+
+
+def test_a_time_in_which_nobody_listened_hardly_counts() -> None:
+    watch = StepWatch(4.0)
+    watch.asked()
+    assert not watch.tick(1000.0)
+    endless = StepWatch(math.inf)
+    endless.asked()
+    assert not any(endless.tick(1.0) for _ in range(999))
+
+
+class Undead:
+    """A process in the hands of a driver that hangs: it does not even end when it is killed."""
+
+    pid = 1
+
+    def kill(self) -> None:
+        pass
+
+    async def wait(self) -> int:
+        await asyncio.Event().wait()
+        return 0
+
+
+def test_nobody_waits_for_a_process_that_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ssd_ascend.engine.process_link._LAST_BREATH_S", 0.01)
+    monkeypatch.setattr("ssd_ascend.engine.process_link._DEATH_S", 0.01)
+
+    async def ending() -> str:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            link = ProcessLink(cast(asyncio.subprocess.Process, Undead()), *await asyncio.open_connection(sock=ours))
+            reading = asyncio.create_task(read_all(link))
+            told = await asyncio.wait_for(link.ending(), 60)
+            await link.close(0.01)
+            await asyncio.wait_for(reading, 60)
+        return told
+
+    assert asyncio.run(ending()) == "killed, and held by the system"
+
+
+async def read_all(link: ProcessLink) -> None:
+    async for _ in link.reports():
+        pass

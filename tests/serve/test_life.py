@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,42 @@ def test_who_stops_a_server_without_an_engine_need_not_wait(tmp_path: Path) -> N
         assert live.stop() == 0
         ask.join(PATIENCE_S)
         assert answers[0].status_code == 500
+
+
+def test_an_engine_that_is_stuck_is_replaced(parrot: Path) -> None:
+    """It neither dies nor says anything, as where a device never ends a step; a process that is stopped is the same."""
+    with LiveServer("--model", str(parrot), "--step-timeout", "3") as live:
+        live.wait_until_ready()
+        stream = live.events("/v1/completions", {**SLOW, "max_tokens": 1900})
+        next(stream)
+        engine = live.engine_pid()
+        os.kill(engine, signal.SIGSTOP)
+        assert "stuck" in list(stream)[-1]["error"]["message"]
+        live.wait_for_line("ready: ")
+        assert is_gone(engine)
+        assert live.post("/v1/completions", HI).json()["choices"][0]["text"] == "hihi"
+        assert live.metric('ssd_engine_losses_total{how="stuck"}') == 1
+        # one that is stopped while nobody asks is found by who asks next, and answered by the engine after it
+        os.kill(live.engine_pid(), signal.SIGSTOP)
+        assert live.post("/v1/completions", HI).json()["choices"][0]["text"] == "hihi"
+        assert live.metric('ssd_engine_losses_total{how="stuck"}') == 2
+        assert live.stop() == 0
+        assert sum("the engine was stuck: it had work, and ended no step for 3 s" in line for line in live.errors) == 2
+
+
+def test_a_server_that_was_stopped_itself_does_not_blame_its_engine(parrot: Path) -> None:
+    with LiveServer("--model", str(parrot), "--step-timeout", "2") as live:
+        live.wait_until_ready()
+        stream = live.events("/v1/completions", {**SLOW, "max_tokens": 400})
+        next(stream)
+        processes = (live.process.pid, live.engine_pid())  # as Ctrl-Z and fg in a terminal do
+        for pid in processes:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(3.0)
+        for pid in processes:
+            os.kill(pid, signal.SIGCONT)
+        assert list(stream)[-1] == "[DONE]"
+        assert live.stop() == 0
 
 
 def test_the_engine_dies_with_its_front_end(parrot: Path) -> None:

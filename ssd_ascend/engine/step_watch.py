@@ -1,0 +1,50 @@
+"""Notices an engine that has work and ends no step: where a device hangs, nothing is raised, and nobody is answered.
+
+`engine/async_engine.py` has one. An engine process reports after every step (twice a second where steps are shorter)
+and whenever it runs out of work, so what is counted is how long one that owes a report is silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+_LONGEST_TICK_S = 1.0
+
+
+class StepWatch:
+    """Counts the silence of an engine, up to `limit_s` (which may be infinite)."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self.tick_s = min(limit_s / 8.0, _LONGEST_TICK_S)
+        self._owes = False
+        self._silent_s = 0.0
+
+    def asked(self) -> None:
+        """The engine was told something, and owes a report from now on, unless it did already."""
+        if not self._owes:
+            self.heard(has_work=True)
+
+    def heard(self, *, has_work: bool) -> None:
+        """A report came, of an engine that is ready. With work left, it owes another."""
+        self._owes = has_work
+        self._silent_s = -self.tick_s  # the tick under way is counted whole
+
+    def tick(self, passed_s: float) -> bool:
+        """Count some time that has passed; whether the engine has been silent for too long.
+
+        Of a time much longer than a tick only a part counts: then it was we who were stopped, or busy, and what the
+        engine said meanwhile is yet to be read.
+        """
+        if self._owes:
+            self._silent_s += min(passed_s, 2.0 * self.tick_s)
+        return self._silent_s >= self.limit_s
+
+    async def wait_until_stuck(self) -> None:
+        """Return when the engine has been silent for too long."""
+        clock = asyncio.get_running_loop().time
+        is_stuck = False
+        while not is_stuck:
+            before = clock()
+            await asyncio.sleep(self.tick_s)
+            is_stuck = self.tick(clock() - before)
