@@ -16,7 +16,7 @@ import torch
 from bench.summary import Row
 from ssd_ascend.backends.base import MeetingBackend, SharingBackend
 from ssd_ascend.backends.registry import load_backend
-from ssd_ascend.core.speculation import VerificationOutcome
+from ssd_ascend.core.speculation import Source, VerificationOutcome
 from ssd_ascend.errors import ConfigError, SsdError, TransportError
 from ssd_ascend.speculation import worker_process
 from ssd_ascend.transport import device_link
@@ -52,9 +52,8 @@ def echo(transport: Transport, config: Mapping[str, Any]) -> None:
             Answer(
                 number=message.number,
                 seq_ids=list(range(rows)),
-                sources=[0] * rows,
-                num_tokens=[_LOOKAHEAD] * rows,
-                tokens=torch.zeros((rows, _LOOKAHEAD), dtype=torch.int64),
+                sources=[Source.HIT] * rows,
+                drafts=[[0] * _LOOKAHEAD for _ in range(rows)],
                 has_law=[False] * rows,
             )
         )

@@ -20,16 +20,13 @@ def check_answer(
 ) -> None:
     """`TransportError` when it does not fit. after: the last request that was answered; last: the last of all, with the
     sequences it `asked` for."""
-    rows, drafts = len(answer.seq_ids), answer.tokens
-    tokens = drafts.flatten().tolist()
+    rows = len(answer.seq_ids)
     fits = (
         after < answer.number <= last
-        and len(answer.sources) == len(answer.num_tokens) == len(answer.has_law) == rows
-        and drafts.shape == (rows, lookahead)
-        and all(0 <= n <= lookahead for n in answer.num_tokens)
+        and len(answer.sources) == len(answer.drafts) == len(answer.has_law) == rows
+        and all(len(drafts) <= lookahead for drafts in answer.drafts)
         and all(source in _SOURCES for source in answer.sources)
-        and min(tokens, default=0) >= 0
-        and max(tokens, default=0) < target_vocab
+        and all(0 <= token < target_vocab for drafts in answer.drafts for token in drafts)
         and len(set(answer.seq_ids)) == rows
     )
     if fits and answer.number == last:

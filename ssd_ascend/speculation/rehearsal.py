@@ -83,7 +83,7 @@ class _Conversation:
         for number in range(_ROUNDS):
             updates = [
                 self._judge(seq_id, lengths[seq_id], drafts if number % 2 == 0 else [])
-                for seq_id, drafts in zip(answer.seq_ids, _drafts(answer), strict=True)
+                for seq_id, drafts in zip(answer.seq_ids, answer.drafts, strict=True)
             ]
             lengths.update({u.outcome.seq_id: u.num_tokens_before + len(u.new_tokens) for u in updates})
             if max(lengths.values()) >= self._max_len:
@@ -133,7 +133,3 @@ class _Conversation:
         if self._shared:
             return {"slots": torch.zeros((count, 1), dtype=torch.int64)}
         return {"features": torch.zeros((count, self._feature_width), dtype=self._dtype)}
-
-
-def _drafts(answer: Answer) -> list[list[int]]:
-    return [row[:count] for row, count in zip(answer.tokens.tolist(), answer.num_tokens, strict=True)]

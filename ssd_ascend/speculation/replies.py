@@ -42,15 +42,13 @@ def replies_of(chain: Chain) -> list[Reply]:
 
 
 def pack(number: int, seqs: Rows[DraftSequence], replies: Rows[Reply], *, width: int, stats: WorkerStats) -> Answer:
-    """The answer to request `number`; drafts and laws are padded to `width`."""
-    padded = [reply.tokens + [0] * (width - len(reply.tokens)) for reply in replies]
+    """The answer to request `number`; laws are padded to `width`."""
     laws = [_padded(reply.law, width) for reply in replies if reply.law is not None]
     return Answer(
         number=number,
         seq_ids=[seq.id for seq in seqs],
         sources=[int(reply.source) for reply in replies],
-        num_tokens=[len(reply.tokens) for reply in replies],
-        tokens=torch.tensor(padded, dtype=torch.int64).reshape(len(replies), width),
+        drafts=[list(reply.tokens) for reply in replies],
         has_law=[reply.law is not None for reply in replies],
         law=torch.stack(laws) if laws else None,
         stats=stats,

@@ -297,8 +297,8 @@ class WorkerClient:
             del self._posted_s[number], self._found_of[number]
         self._count(message.stats)
         if message.number < self._number:  # every sequence has moved on
-            drafted = zip(message.seq_ids, message.num_tokens, strict=True)
-            self._stale += sum(count for seq_id, count in drafted if seq_id not in found)
+            drafted = zip(message.seq_ids, message.drafts, strict=True)
+            self._stale += sum(len(drafts) for seq_id, drafts in drafted if seq_id not in found)
             return
         self._open.clear()
         self._offer(message, found)
@@ -319,18 +319,16 @@ class WorkerClient:
         """Offers from the answer to the last request, but for those that were told ahead."""
         law_row = 0
         for i, seq_id in enumerate(message.seq_ids):
-            asked = self._asked[seq_id]
+            asked, drafts, source = self._asked[seq_id], message.drafts[i], Source(message.sources[i])
             law = None
             if message.has_law[i]:
                 assert message.law is not None
-                law = message.law[law_row, : message.num_tokens[i]]
+                law = message.law[law_row, : len(drafts)]
                 law_row += 1
             if seq_id in found:
                 continue
-            source = Source(message.sources[i])
             if seq_id in self.attached:
-                tokens = message.tokens[i, : message.num_tokens[i]].tolist()
-                self._offers[seq_id] = Offer(asked.num_tokens, source, tokens, law, asked.looked_up)
+                self._offers[seq_id] = Offer(asked.num_tokens, source, drafts, law, asked.looked_up)
             self.stats.lookups += asked.looked_up
             self.stats.hits += source is Source.HIT
 

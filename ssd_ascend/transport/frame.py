@@ -19,7 +19,7 @@ import struct
 import zlib
 from array import array
 from collections.abc import Collection, Sequence
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import torch
 
@@ -50,9 +50,25 @@ def _aligned(offset: int) -> int:
 
 def total_bytes(header: bytearray | memoryview, *, limit: int = MAX_MESSAGE_BYTES) -> int:
     """Length of the frame that starts with `header` (HEADER_BYTES or more); TransportError when it starts none."""
+    return _read_header(header, limit).total
+
+
+class _Header(NamedTuple):
+    magic: int
+    version: int
+    kind: int
+    total: int
+    words: int
+    floats: int
+    text: int
+    crc: int
+
+
+def _read_header(header: bytearray | memoryview, limit: int) -> _Header:
     if len(header) < HEADER_BYTES:
         raise TransportError(f"truncated frame: {len(header)} bytes, a header has {HEADER_BYTES}")
-    magic, version, _, total, words, floats, text, _ = _HEADER.unpack_from(header)
+    read = _Header._make(_HEADER.unpack_from(header))
+    magic, version, _, total, words, floats, text, _ = read
     if magic != _MAGIC:
         raise TransportError(f"bad magic {magic:#010x}: expected {_MAGIC:#010x}", remedy="is the peer a draft worker?")
     if version != WIRE_VERSION:
@@ -65,13 +81,7 @@ def total_bytes(header: bytearray | memoryview, *, limit: int = MAX_MESSAGE_BYTE
         raise TransportError(f"frame of {total} bytes: expected {HEADER_BYTES} to {limit}")
     if max(words, floats, text) > MAX_CONTROL_ITEMS or HEADER_BYTES + 8 * (words + floats) + text > total:
         raise TransportError(f"{words} words, {floats} floats, {text} text bytes in a frame of {total} bytes")
-    return int(total)
-
-
-def _check_range(what: str, values: list[int], low: int, high: int) -> None:
-    if min(values) < low or max(values) > high:
-        bad = next(value for value in values if not low <= value <= high)
-        raise TransportError(f"{what} holds {bad}: expected {low} to {high}")
+    return read
 
 
 class FrameWriter:
@@ -96,13 +106,6 @@ class FrameWriter:
         raw = value.encode("utf-8", "surrogatepass")
         self.words.append(len(raw))
         self._text.append(raw)
-
-    def ids(self, value: torch.Tensor) -> None:
-        """A small int64 [B, K] tensor, cheaper among the words than as a tensor of its own."""
-        if value.dtype != torch.int64 or value.dim() != 2:
-            raise TransportError(f"ids are int64 [B, K], not {value.dtype} {tuple(value.shape)}")
-        self.words += value.shape
-        self.words += value.flatten().tolist()
 
     def tensor(self, value: torch.Tensor | None) -> None:
         """A tensor of any device, or None."""
@@ -158,10 +161,9 @@ class FrameReader:
 
     def __init__(self, frame: bytearray, *, limit: int = MAX_MESSAGE_BYTES) -> None:
         view = memoryview(frame)
-        total = total_bytes(view, limit=limit)
+        _, _, self.kind, total, words, floats, text, crc = _read_header(view, limit)
         if total != len(view):
             raise TransportError(f"truncated frame: {len(view)} bytes of {total}")
-        _, _, self.kind, _, words, floats, text, crc = _HEADER.unpack_from(view)
         floats_at = HEADER_BYTES + 8 * words
         text_at = floats_at + 8 * floats
         if crc != zlib.crc32(view[HEADER_BYTES : text_at + text]):
@@ -184,34 +186,26 @@ class FrameReader:
 
     def word(self, what: str, low: int, high: int) -> int:
         """The next word, within bounds."""
-        (value,) = self.take(1)
+        at = self._word_at
+        if at == len(self.words):
+            raise TransportError(f"the message ends before {what}")
+        value = self.words[at]
         if not low <= value <= high:
             raise TransportError(f"{what} has {value}: expected {low} to {high}")
+        self._word_at = at + 1
         return value
 
     def count(self, what: str) -> int:
         """The next word as a length: at most the number of words, so that no loop runs away."""
-        (value,) = self.take(1)
-        if not 0 <= value <= len(self.words):
-            raise TransportError(f"length of {what} is {value} in a message of {len(self.words)} words")
-        return value
+        return self.word(what, 0, len(self.words))
 
     def ints(self, what: str, low: int, high: int) -> list[int]:
         """A counted list of integers, each within bounds."""
         values = self.take(self.count(what))
-        if values:
-            _check_range(what, values, low, high)
+        if values and (min(values) < low or max(values) > high):
+            bad = next(value for value in values if not low <= value <= high)
+            raise TransportError(f"{what} holds {bad}: expected {low} to {high}")
         return values
-
-    def ids(self, what: str, high: int) -> torch.Tensor:
-        """An int64 [B, K] tensor with values from 0 to `high`, a view of the frame."""
-        rows, columns = self.count(what), self.count(what)
-        begin = HEADER_BYTES + 8 * self._word_at
-        values = self.take(rows * columns)
-        if not values:
-            return torch.empty(rows, columns, dtype=torch.int64)
-        _check_range(what, values, 0, high)
-        return torch.frombuffer(self._view, dtype=torch.int64, count=len(values), offset=begin).view(rows, columns)
 
     def take_floats(self, count: int) -> list[float]:
         """The next `count` floats."""

@@ -14,7 +14,7 @@ import torch
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.core.speculation import VerificationOutcome
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,18 +116,17 @@ class WorkerStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Row i is for sequence seq_ids[i]: num_tokens[i] drafts of tokens[i], target vocabulary.
+    """Row i is for sequence seq_ids[i]: its drafts, in the target's vocabulary, and how they came about.
 
     sources: `core.speculation.Source` values. has_law: rows whose law is in `law`, in order: law [sum(has_law), K, Vd]
-    log-weights over the draft vocabulary, in the dtype the tokens were drawn in; None when no row has one.
+    log-weights over the draft vocabulary, in the dtype the tokens were drawn in, of which a row's drafts use as many
+    positions as there are; None when no row has one.
     """
 
     number: int
     seq_ids: list[int]
     sources: list[int]
-    num_tokens: list[int]
-    tokens: torch.Tensor
-    """int64 [B, K]"""
+    drafts: list[list[int]]
     has_law: list[bool]
     law: torch.Tensor | None = None
     stats: WorkerStats = field(default_factory=WorkerStats)

@@ -40,7 +40,6 @@ _MAX_REASON_BYTES: Final = 4096
 _MAX_STOP_BYTES: Final = 1 << 20
 _MAX_GRAMMAR_BYTES: Final = 1 << 20
 _GRAMMARS: Final = tuple(GrammarKind)
-_COUNTS: Final = ("rounds", "lookups", "hits", "cached_drafts", "used_drafts", "cache_bytes")
 _LAST_SOURCE: Final = int(max(Source))
 _IDS: Final = frozenset({torch.int64})
 _HELLO, _REQUEST, _ANSWER, _SHUTDOWN, _REFUSAL, _FORESEEN = 1, 2, 3, 4, 5, 6
@@ -317,9 +316,10 @@ def _put_answer(w: FrameWriter, answer: Answer) -> None:
     w.words.append(answer.number)
     w.ints(answer.seq_ids)
     w.ints(answer.sources)
-    w.ints(answer.num_tokens)
     w.ints(answer.has_law)
-    w.ids(answer.tokens)
+    w.words.append(len(answer.drafts))
+    for drafts in answer.drafts:
+        w.ints(drafts)
     w.tensor(answer.law)
     _put_stats(w, answer.stats)
 
@@ -328,24 +328,19 @@ def _get_answer(r: FrameReader) -> Answer:
     number = r.word("answer number", 0, _INT64_MAX)
     seq_ids = r.ints("seq_ids", 0, _INT64_MAX)
     sources = r.ints("sources", 0, _LAST_SOURCE)
-    num_tokens = r.ints("num_tokens", 0, _MAX_ID)
     has_law = r.ints("has_law", 0, 1)
-    tokens = r.ids("tokens", _MAX_ID)
-    lengths = (len(seq_ids), len(sources), len(num_tokens), len(has_law), len(tokens))
+    drafts = [r.ints("drafts", 0, _MAX_ID) for _ in range(r.count("rows of drafts"))]
+    lengths = (len(seq_ids), len(sources), len(has_law), len(drafts))
     if min(lengths) != max(lengths):
-        raise TransportError(f"seq_ids, sources, num_tokens, has_law and tokens of one answer have {lengths} rows")
-    lookahead = tokens.shape[1]
-    if max(num_tokens, default=0) > lookahead:
-        raise TransportError(f"num_tokens holds {max(num_tokens)}: expected 0 to {lookahead}")
-    law = r.tensor("law", FLOAT_DTYPES, (sum(has_law), lookahead, None))
+        raise TransportError(f"seq_ids, sources, has_law and drafts of one answer have {lengths} rows")
+    law = r.tensor("law", FLOAT_DTYPES, (sum(has_law), None, None))
     if law is not None or any(has_law):
-        _check_law(law, [n for n, has in zip(num_tokens, has_law, strict=True) if has])
+        _check_law(law, [len(row) for row, has in zip(drafts, has_law, strict=True) if has])
     return Answer(
         number=number,
         seq_ids=seq_ids,
         sources=sources,
-        num_tokens=num_tokens,
-        tokens=tokens,
+        drafts=drafts,
         has_law=[has == 1 for has in has_law],
         law=law,
         stats=_get_stats(r),
@@ -354,15 +349,24 @@ def _get_answer(r: FrameReader) -> Answer:
 
 def _put_stats(w: FrameWriter, stats: WorkerStats) -> None:
     w.floats.append(stats.idle_s)
-    w.words += (getattr(stats, name) for name in _COUNTS)
+    w.words += (stats.rounds, stats.lookups, stats.hits, stats.cached_drafts, stats.used_drafts, stats.cache_bytes)
 
 
 def _get_stats(r: FrameReader) -> WorkerStats:
     (idle_s,) = r.take_floats(1)
-    counts = r.take(len(_COUNTS))
+    counts = r.take(6)
     if not (math.isfinite(idle_s) and idle_s >= 0.0 and min(counts) >= 0):
         raise TransportError(f"worker statistics: idle_s {idle_s}, counts {counts}: expected finite, none below 0")
-    return WorkerStats(idle_s=idle_s, **dict(zip(_COUNTS, counts, strict=True)))
+    rounds, lookups, hits, cached_drafts, used_drafts, cache_bytes = counts
+    return WorkerStats(
+        idle_s=idle_s,
+        rounds=rounds,
+        lookups=lookups,
+        hits=hits,
+        cached_drafts=cached_drafts,
+        used_drafts=used_drafts,
+        cache_bytes=cache_bytes,
+    )
 
 
 def _check_ids(what: str, ids: torch.Tensor, high: int) -> None:
@@ -379,9 +383,9 @@ def _check_law(law: torch.Tensor | None, lengths: Iterable[int]) -> None:
         if lengths:
             raise TransportError(f"{len(lengths)} rows were drawn from a law that was not sent")
         return
-    if not lengths or law.shape[2] == 0:
-        raise TransportError(f"a law of shape {list(law.shape)} for {len(lengths)} rows")
-    whole = all(length == law.shape[1] for length in lengths)
+    if not lengths or law.shape[2] == 0 or max(lengths) > law.shape[1]:
+        raise TransportError(f"a law of shape {list(law.shape)} for rows of {lengths} drafts")
+    whole = min(lengths) == law.shape[1]
     used = law if whole else torch.cat([row[:length] for row, length in zip(law, lengths, strict=True)])
     if used.numel() and not bool(used.amax(dim=-1).isfinite().all()):
         raise TransportError("the law of a draft holds NaN or +inf, or no token at all")

@@ -174,8 +174,8 @@ def test_random_drafts_are_nearly_all_refused(pair: Path, monkeypatch: pytest.Mo
 
     def scramble(message: Message) -> Message:
         assert isinstance(message, Answer)
-        tokens = torch.randint(0, 24, message.tokens.shape, generator=generator)
-        return dataclasses.replace(message, tokens=tokens, has_law=[False] * len(message.seq_ids), law=None)
+        drafts = [torch.randint(0, 24, (len(row),), generator=generator).tolist() for row in message.drafts]
+        return dataclasses.replace(message, drafts=drafts, has_law=[False] * len(message.seq_ids), law=None)
 
     through(monkeypatch, lambda line: Edited(line, scramble))
     sampling = [SamplingParams(temperature=1.0, max_tokens=60, ignore_eos=True, seed=i) for i in range(8)]

@@ -125,8 +125,7 @@ def changed(**fields: Any) -> Callable[[Message], Message]:
         if not isinstance(message, Answer):
             return message
         values = {name: value(getattr(message, name)) if callable(value) else value for name, value in fields.items()}
-        own = {name: getattr(message, name) for name in message.__slots__}
-        return Answer(**{**own, **values})
+        return replace(message, **values)
 
     return edit
 
@@ -148,11 +147,10 @@ NONSENSE: dict[str, Callable[[Message], Message]] = {
     "one sequence twice": changed(seq_ids=lambda ids: [ids[0]] * len(ids)),
     "wrong number": changed(number=lambda number: number + 5),
     "an old number": changed(number=0),
-    "wrong shape": changed(tokens=lambda tokens: tokens[:, :-1]),
-    "rows missing": changed(tokens=lambda tokens: tokens[:1]),
-    "tokens beyond the vocabulary": changed(tokens=lambda tokens: tokens + 24),
-    "tokens below zero": changed(tokens=lambda tokens: tokens - 24),
-    "more drafts than fit": changed(num_tokens=lambda counts: [99] * len(counts)),
+    "rows missing": changed(drafts=lambda drafts: drafts[:1]),
+    "tokens beyond the vocabulary": changed(drafts=lambda drafts: [[token + 24 for token in row] for row in drafts]),
+    "tokens below zero": changed(drafts=lambda drafts: [[token - 24 for token in row] for row in drafts]),
+    "more drafts than fit": changed(drafts=lambda drafts: [[3] * 99 for _ in drafts]),
     "lists of unequal length": changed(sources=[]),
     "no answer": lambda message: Shutdown(),
     "guesses for a round to come": foreseen(number=lambda number: number + 5),
@@ -181,7 +179,9 @@ def test_drafts_that_are_valid_but_random_cost_acceptance_only(pair: Path, monke
     """Nobody can tell a bad guess from a lie, and nobody needs to."""
     plain = run(pair, SOME, greedy())
     generator = torch.Generator().manual_seed(3)
-    scramble = changed(tokens=lambda tokens: torch.randint(0, 24, tokens.shape, generator=generator))
+    scramble = changed(
+        drafts=lambda drafts: [torch.randint(0, 24, (len(row),), generator=generator).tolist() for row in drafts]
+    )
     ahead = foreseen(entries=lambda entries: _scrambled(entries, lookahead=4))
     through(monkeypatch, lambda line: Edited(line, lambda message: ahead(scramble(message))))
     other = run(pair, SOME, greedy(), speculation(pair, "ssd"))

@@ -127,13 +127,13 @@ class Bench:
 
 def test_the_foreseen_outcome_is_a_hit_and_another_is_not() -> None:
     bench = Bench()
-    assert bench.attach().num_tokens == [0]
+    assert bench.attach().drafts == [[]]
     bench.update(1)
     answer = bench.answer()
-    assert (answer.sources, answer.tokens[0].tolist()) == ([Source.HIT], [2, 3, 4])
+    assert (answer.sources, answer.drafts) == ([Source.HIT], [[2, 3, 4]])
     bench.update(2, 3, 4, 5)
     answer = bench.answer()
-    assert (answer.sources, answer.tokens[0].tolist()) == ([Source.HIT], [1, 2, 3])
+    assert (answer.sources, answer.drafts) == ([Source.HIT], [[1, 2, 3]])
     bench.update(1, 9)
     assert bench.answer().sources == [Source.DECLINED]
     assert (bench.worker._cache.lookups, bench.worker._cache.hits) == (3, 2)

@@ -31,13 +31,11 @@ def answer(number: int = 1, *, rows: int = 1, payload_bytes: int = 0) -> Answer:
     """A greedy answer, or one whose law weighs about `payload_bytes`."""
     law = torch.arange(2 * max(1, payload_bytes // 8)).view(1, 2, -1).float() if payload_bytes else None
     has_law = [law is not None] + [False] * (rows - 1)
-    tokens = torch.arange(2 * rows).view(rows, 2)
     return Answer(
         number=number,
         seq_ids=list(range(rows)),
         sources=[2] * rows,
-        num_tokens=[2] * rows,
-        tokens=tokens,
+        drafts=[[2 * row, 2 * row + 1] for row in range(rows)],
         has_law=has_law,
         law=law,
     )

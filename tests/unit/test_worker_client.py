@@ -163,9 +163,8 @@ def answer(number: int, **changes: Any) -> Answer:
     plain: dict[str, Any] = {
         "number": number,
         "seq_ids": [1],
-        "sources": [2],
-        "num_tokens": [3],
-        "tokens": torch.tensor([[5, 6, 7]]),
+        "sources": [Source.HIT],
+        "drafts": [[5, 6, 7]],
         "has_law": [False],
         "stats": WorkerStats(rounds=number),
     }
@@ -188,7 +187,7 @@ def sequence(num_tokens: int, seq_id: int = 1) -> Sequence:
 def test_an_answer_becomes_an_offer_that_is_taken_once(stage: Stage) -> None:
     law = torch.randn(1, DEPTH, VOCAB)
     stage.post()
-    stage.line.due(answer(1, num_tokens=[2], has_law=[True], law=law))
+    stage.line.due(answer(1, drafts=[[5, 6]], has_law=[True], law=law))
     stage.client.collect()
     offer = stage.client.take(sequence(8))
     assert offer is not None
@@ -221,8 +220,7 @@ def test_when_the_last_sequence_goes_the_worker_hears_of_it_at_once(stage: Stage
     stage.client.release([1])
     assert [request.released for request in stage.line.sent] == [[], [1]]
     stage.line.due(answer(1))
-    nothing = {"seq_ids": [], "sources": [], "num_tokens": [], "has_law": []}
-    stage.line.due(answer(2, tokens=torch.zeros(0, DEPTH).long(), **nothing))
+    stage.line.due(answer(2, seq_ids=[], sources=[], drafts=[], has_law=[]))
     stage.answered(9)  # attached anew: nothing to wait for
     stage.answered(10)
     assert stage.client.take(sequence(10)) is not None
@@ -237,17 +235,13 @@ NONSENSE: dict[str, Callable[[], Message]] = {
     "a number never asked": lambda: answer(2),
     "a number long answered": lambda: answer(0),
     "another sequence": broken(seq_ids=[2]),
-    "a sequence twice": broken(
-        seq_ids=[1, 1], sources=[2, 2], num_tokens=[3, 3], tokens=torch.zeros(2, 3).long(), has_law=[False] * 2
-    ),
-    "a token too large": broken(tokens=torch.tensor([[5, VOCAB, 7]])),
-    "a token below zero": broken(tokens=torch.tensor([[5, -1, 7]])),
-    "too many drafts": broken(num_tokens=[4]),
-    "fewer than none": broken(num_tokens=[-1]),
-    "a matrix too narrow": broken(tokens=torch.tensor([[5, 6]])),
-    "rows too many": broken(tokens=torch.tensor([[5, 6, 7]] * 2)),
+    "a sequence twice": broken(seq_ids=[1, 1], sources=[Source.HIT] * 2, drafts=[[0] * 3] * 2, has_law=[False] * 2),
+    "a token too large": broken(drafts=[[5, VOCAB, 7]]),
+    "a token below zero": broken(drafts=[[5, -1, 7]]),
+    "too many drafts": broken(drafts=[[5, 6, 7, 8]]),
+    "rows too many": broken(drafts=[[5, 6, 7]] * 2),
     "no sources": broken(sources=[]),
-    "no counts": broken(num_tokens=[]),
+    "no drafts": broken(drafts=[]),
     "no word on laws": broken(has_law=[]),
     "a source unknown": broken(sources=[9]),
     "a law that is missing": broken(has_law=[True]),
@@ -281,7 +275,7 @@ def test_a_line_that_breaks_is_reported_once_and_the_next_worker_knows_nobody(st
     assert stage.client.attached == set()
     stage.post(num_tokens=10)
     assert [len(stage.line.sent), len(stage.line.sent[0].attaches), stage.line.sent[0].updates] == [1, 1, []]
-    stage.line.due(answer(stage.line.sent[-1].number, num_tokens=[0], sources=[0]))
+    stage.line.due(answer(stage.line.sent[-1].number, drafts=[[]], sources=[Source.DECLINED]))
     stage.answered(num_tokens=11)
     assert stage.client.take(sequence(11)) is not None
 
@@ -336,9 +330,7 @@ def test_a_worker_that_was_late_is_polled_until_it_is_heard_of_and_then_waited_f
         assert stage.client.take(sequence(num_tokens)) is None
     late = [request.number for request in stage.line.sent[-3:]]
     for number in late[:2]:
-        stage.line.due(
-            answer(number, seq_ids=[], sources=[], num_tokens=[], tokens=torch.zeros(0, 3).long(), has_law=[])
-        )
+        stage.line.due(answer(number, seq_ids=[], sources=[], drafts=[], has_law=[]))
     stage.line.due(answer(late[2]))
     stage.post(num_tokens=23)
     stage.line.due(answer(late[2] + 1), after_s=0.002)
@@ -568,6 +560,6 @@ def test_a_miss_that_nobody_would_draft_for_is_not_waited_for(stage: Stage, wort
     assert looked_up(stage, 9) is settled
     assert stage.client.take(sequence(9)) is None
     assert (stage.stats.lookups, stage.stats.hits) == (1 + settled, 1)
-    stage.line.due(answer(2, num_tokens=[0], sources=[0]))
+    stage.line.due(answer(2, drafts=[[]], sources=[Source.DECLINED]))
     stage.client.look_up([])
     assert (stage.stats.lookups, stage.stats.hits, stage.link.reports) == (2, 1, [])
