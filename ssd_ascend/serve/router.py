@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ssd_ascend.log import get_logger
@@ -53,6 +53,8 @@ class Router:
         self._limits = limits or ServerConfig()
         self._served_by_prefix = 0
         self._open: set[asyncio.Task[None]] = set()
+        self._without_request: set[asyncio.Task[None]] = set()
+        """Of those that are open, who has not sent a whole request yet."""
         self._probing: asyncio.Task[None] | None = None
         self._server: asyncio.Server | None = None
 
@@ -76,15 +78,13 @@ class Router:
             await asyncio.sleep(_PROBE_EVERY_S / 2.0)
 
     async def close(self, drain_s: float) -> None:
-        """Take no more, and give what is under way so long to end."""
+        """Take no more, and give what is under way so long to end. Nobody waits for a connection without a request."""
         if self._server is not None:
             self._server.close()
+        await _end(self._without_request)
         if self._open:
             await asyncio.wait(self._open, timeout=drain_s)
-        for task in [*self._open, *([self._probing] if self._probing else [])]:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await _end([*self._open, *([self._probing] if self._probing else [])])
 
     # -- one connection --------------------------------------------------------------------------------------------
 
@@ -92,37 +92,43 @@ class Router:
         task = asyncio.current_task()
         assert task is not None
         self._open.add(task)
+        self._without_request.add(task)
         try:
-            await self._converse(reader, writer)
+            request = await self._request(reader, writer)
+            self._without_request.discard(task)
+            if request is not None:
+                await self._converse(request, reader, writer)
         except ConnectionError:
             pass  # the client has left, which ends its request
+        except asyncio.CancelledError:
+            pass  # by `close`; asyncio would take it for a fault in its own callback
         finally:
             self._open.discard(task)
+            self._without_request.discard(task)
             writer.close()
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request | None:
+        """What a client asks; None when it left without a word, or was refused."""
         patience_s = self._limits.read_timeout_s
         try:
             async with asyncio.timeout(patience_s):
-                request = await read_request(reader, writer.write, self._limits.max_body_bytes)
+                return await read_request(reader, writer.write, self._limits.max_body_bytes)
         except TimeoutError:
             late = BadRequestError(408, f"the request took longer than {patience_s:g} s to arrive")
             await _refuse(late, reader, writer)
-            return
         except BadRequestError as bad:
             await _refuse(bad, reader, writer)
-            return
-        if request is None:
-            return
+        return None
+
+    async def _converse(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer a request, for as long as its client is there."""
         passing = asyncio.create_task(self.handle(request, writer))
         leaving = asyncio.create_task(_read_to_end(reader))  # nothing more is due from the client but its leaving
-        await asyncio.wait((passing, leaving), return_when=asyncio.FIRST_COMPLETED)
-        for task in (leaving, passing):
-            if not task.done():
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
-        if passing.done() and not passing.cancelled():
+        try:
+            await asyncio.wait((passing, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _end((leaving, passing))
+        if not passing.cancelled():
             passing.result()
 
     async def handle(self, request: Request, sink: Sink) -> None:
@@ -204,6 +210,14 @@ class Router:
         lines += ["# TYPE ssd_router_prefix_requests_total counter"]
         lines += [f"ssd_router_prefix_requests_total {self._served_by_prefix}", ""]
         return "\n".join(lines)
+
+
+async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel tasks, and wait until they have ended, however they do."""
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
 
 
 async def _read_to_end(reader: asyncio.StreamReader) -> None:

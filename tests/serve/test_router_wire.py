@@ -11,6 +11,7 @@ from ssd_ascend.serve.config import ServerConfig
 from ssd_ascend.serve.http_parser import BadRequestError
 from ssd_ascend.serve.http_wire import Request, read_request
 from ssd_ascend.serve.router import Router
+from ssd_ascend.serve.routing import Replica
 from tests.serve.odd_requests import ALLOWED, REFUSED, get, post
 
 MOST = 1 << 20
@@ -124,6 +125,51 @@ def test_who_leaves_in_the_middle_of_a_request_leaves_no_trace(sent: bytes) -> N
             writer.close()
         await asyncio.sleep(0.3)
         await front.close(1.0)
+
+    asyncio.run(main())
+    assert faults == []
+
+
+@pytest.mark.parametrize("sent", [b"", get()[:9], post(b"Content-Length: 9\r\n")], ids=["nothing", "half", "no body"])
+def test_who_stops_a_router_waits_for_no_connection_without_a_request(sent: bytes) -> None:
+    faults: list[dict[str, Any]] = []
+
+    async def main() -> bytes:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+        front = Router([], ServerConfig())
+        port = await front.start("127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        await asyncio.sleep(0.1)
+        await asyncio.wait_for(front.close(drain_s=1e6), 60.0)
+        said = await reader.read(-1)
+        writer.close()
+        return said
+
+    assert asyncio.run(main()) == b""
+    assert faults == []
+
+
+def test_an_answer_that_outlasts_the_drain_is_cut_and_leaves_nothing_behind() -> None:
+    faults: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+        silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+        replica = Replica("silent", *silent.sockets[0].getsockname())
+        replica.is_ready = True
+        front = Router([replica], ServerConfig())
+        port = await front.start("127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(get(line=b"GET /v1/models HTTP/1.1"))
+        while not replica.in_flight:
+            await asyncio.sleep(0.01)
+        await asyncio.wait_for(front.close(drain_s=0.1), 60.0)
+        assert await reader.read(-1) == b""
+        writer.close()
+        assert replica.in_flight == 0
+        silent.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(main())
     assert faults == []
