@@ -45,7 +45,8 @@ if [ ! -f "$STAMP" ]; then
 fi
 export SSD_NPU_EMULATOR=1 TORCH_DEVICE_BACKEND_AUTOLOAD=0  # pytest may import torch before the package does
 EXACT=tests/engine/test_exactness.py  # of the engine's own tests a slice; all of them are `make npu-suites`
-SLICE="$EXACT::test_preemption_loses_nothing $EXACT::test_prefix_hits_and_chunks tests/engine/test_eagle3_indices.py"
+SLICE="$EXACT::test_preemption_loses_nothing $EXACT::test_prefix_hits_and_chunks tests/engine/test_eagle3_indices.py
+  tests/engine/test_tensor_parallel.py::test_a_killed_rank_is_named_and_nothing_hangs"
 SUITES="${SUITES:-tests/npu tests/backends $SLICE --ignore tests/backends/test_cpu_kernels.py}"
 # shellcheck disable=SC2086  # several words on purpose
 exec "$VENV/bin/python" -m pytest $SUITES --device npu \

@@ -78,29 +78,23 @@ class Ops(Protocol):
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """Prepare weight [out, in] (and bias [out]) once, at load; the caller drops its own reference to them."""
-        ...
 
     def vocab_head(self, weight: torch.Tensor) -> Linear:
         """`linear` for a weight [V, H] that gives logits: the result is float32, as 16 bits round logits into ties."""
-        ...
 
     def embedding(self, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Rows of weight [V, H] for ids int64 [T] -> [T, H]."""
-        ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """RMSNorm over the last dimension in float32, result in x.dtype. x: [..., H]."""
-        ...
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """s = x + residual; returns (rms_norm(s), s). `residual` may be overwritten with s."""
-        ...
 
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
         """[T, 2*I] -> silu(first half) * second half, [T, I]."""
-        ...
 
     def rotary(
         self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
@@ -109,7 +103,6 @@ class Ops(Protocol):
 
         Dimensions beyond rotary_dim pass through. May work in place.
         """
-        ...
 
 
 @runtime_checkable
@@ -118,7 +111,6 @@ class GatedOps(Protocol):
 
     def gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """`Ops.linear` and then `Ops.silu_and_mul`: weight [2*I, in] prepared to map [T, in] to [T, I]."""
-        ...
 
 
 @runtime_checkable
@@ -130,7 +122,6 @@ class ChoosingOps(Protocol):
 
         NaN counts as the largest; its row's value is then no finite number, its token any below V.
         """
-        ...
 
 
 @runtime_checkable
@@ -139,7 +130,6 @@ class RankingOps(Protocol):
 
     def top_few(self, logits: torch.Tensor, count: int) -> torch.Tensor:
         """float32 [R, V] -> the `count` likeliest tokens of each row, best first (the first of equals), int64."""
-        ...
 
 
 @runtime_checkable
@@ -148,7 +138,6 @@ class AdvancingOps(Protocol):
 
     def advance(self, to: Advance) -> None:
         """See `runtime.advance.advance`: the very same numbers."""
-        ...
 
 
 Experts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -164,7 +153,6 @@ class ExpertOps(Protocol):
 
         A token's answers must not depend, in any bit, on the tokens beside it; None where that cannot be had.
         """
-        ...
 
 
 @runtime_checkable
@@ -173,24 +161,20 @@ class AttentionBackend(Protocol):
 
     def kv_shape(self, num_blocks: int) -> tuple[int, ...]:
         """Shape of one layer's KV tensor (keys and values together), so that the cache can be allocated as one."""
-        ...
 
     def plan(self, meta: AttentionMetadata) -> None:
         """Prepare for a step's layers; called once before each forward that is not a replay.
 
         Where a forward is captured, so is what this launches; a replay has `replan` instead.
         """
-        ...
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata, layer: int
     ) -> torch.Tensor:
         """Store k, v [T, Hkv, D] at meta.slot_mapping in `kv`, then attend with q [T, Hq, D] -> [T, Hq * D]."""
-        ...
 
     def replan(self, meta: AttentionMetadata, bucket: int) -> None:
         """Re-issue host-side arguments to the graph captured for `bucket` tokens, around its replay."""
-        ...
 
 
 @runtime_checkable
@@ -199,7 +183,6 @@ class StepwiseAttention(Protocol):
 
     def replan_step(self, meta: AttentionMetadata, bucket: int, step: int) -> None:
         """`AttentionBackend.replan` for the step-th forward (from 0) of the graph that replays next."""
-        ...
 
 
 @runtime_checkable
@@ -218,7 +201,6 @@ class RotatingAttention(Protocol):
         layer: int,
     ) -> torch.Tensor:
         """`Ops.rotary` and then `AttentionBackend.forward`; q, k and v may be overwritten."""
-        ...
 
 
 class Finding(NamedTuple):
@@ -240,7 +222,6 @@ class Examinable(Protocol):
 
     def examine(self, device: torch.device) -> Iterator[Finding]:
         """Ask them all; what fails is a finding, never an exception."""
-        ...
 
 
 @runtime_checkable
@@ -260,7 +241,6 @@ class WorkingAttention(Protocol):
 
     def workspace_bytes(self, tokens: int, max_len: int) -> int:
         """What a step of so many tokens holds at most, when no row has more than `max_len` keys."""
-        ...
 
 
 class Graph(Protocol):
@@ -268,7 +248,6 @@ class Graph(Protocol):
 
     def replay(self) -> None:
         """Run it again over the same addresses."""
-        ...
 
 
 class GraphCapture(Protocol):
@@ -276,7 +255,6 @@ class GraphCapture(Protocol):
 
     def capture(self, fn: Callable[[], None]) -> Graph:
         """Warm `fn` up, then record it."""
-        ...
 
 
 @runtime_checkable
@@ -285,7 +263,6 @@ class CompilingBackend(Protocol):
 
     def compiling(self) -> AbstractContextManager[None]:
         """Forwards inside compute nothing; when this ends, all kernels that they call are compiled, side by side."""
-        ...
 
 
 class Collectives(Protocol):
@@ -296,19 +273,24 @@ class Collectives(Protocol):
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum over ranks; may work in place."""
-        ...
 
     def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
         """Concatenate the ranks' tensors along `dim`."""
-        ...
 
     def broadcast(self, x: torch.Tensor, src: int = 0) -> torch.Tensor:
         """Rank `src`'s tensor on every rank; works in place elsewhere."""
-        ...
 
     def barrier(self) -> None:
         """Wait for all ranks."""
-        ...
+
+
+@runtime_checkable
+class StoppingBackend(Protocol):
+    """A backend whose collectives wait for a rank that is lost, also when their group has ended."""
+
+    def stop(self, device: torch.device) -> None:
+        """Drop all that the device was given, from any thread; whoever waits for it gets a RuntimeError. Raises that,
+        too, where it cannot be done."""
 
 
 @runtime_checkable
@@ -317,11 +299,9 @@ class SharingBackend(Protocol):
 
     def share(self, tensor: torch.Tensor) -> str:
         """What another process of this host needs to open it. The tensor must outlive all who do."""
-        ...
 
     def open_shared(self, text: str, device: torch.device) -> torch.Tensor:
         """The tensor, as `device` addresses it; TransportError where it cannot."""
-        ...
 
 
 class SmallSums(Protocol):
@@ -329,15 +309,12 @@ class SmallSums(Protocol):
 
     def fits(self, x: torch.Tensor) -> bool:
         """Whether `x` is one; the same on all ranks."""
-        ...
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """See `Collectives.all_reduce`."""
-        ...
 
     def abort(self) -> None:
         """A rank is lost: end all waiting for it, from any thread."""
-        ...
 
 
 @runtime_checkable
@@ -346,7 +323,6 @@ class SummingBackend(Protocol):
 
     def small_sums(self, collectives: Collectives, device: torch.device) -> SmallSums | None:
         """Called by all ranks together, once; None where it is not there, or not faster."""
-        ...
 
 
 class Backend(Protocol):
@@ -363,36 +339,27 @@ class Backend(Protocol):
 
     def num_devices(self) -> int | None:
         """How many devices this machine has; None where there are as many as one likes."""
-        ...
 
     def device(self, index: int) -> torch.device:
         """The index-th device, ConfigError when there is none; made current where the runtime has such a notion."""
-        ...
 
     def describe(self, device: torch.device) -> str:
         """Human-readable name for banners and result files; says "(emulated)" where it is."""
-        ...
 
     def memory(self, device: torch.device) -> Memory:
         """Free and total bytes."""
-        ...
 
     def attention(self, spec: AttentionSpec, device: torch.device) -> AttentionBackend:
         """The attention of one model."""
-        ...
 
     def graphs(self, device: torch.device) -> GraphCapture | None:
         """Graph capture, or None where there is none."""
-        ...
 
     def stream(self) -> AbstractContextManager[Any]:
         """A context in which work goes to a stream of its own (nothing, where there are no streams)."""
-        ...
 
     def synchronize(self, device: torch.device) -> None:
         """Wait for everything queued; never called on the hot path."""
-        ...
 
     def to_host(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The step's one device-to-host copy: all tensors together, complete when it returns."""
-        ...

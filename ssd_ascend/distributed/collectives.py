@@ -103,17 +103,22 @@ class GroupCollectives:
         """Have small sums done this way from now on."""
         self._small = sums
         if sums is not None:
-            self._wakers.append(sums.abort)
+            self.wake_by(sums.abort)
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        """Have this called, too, when a rank is lost: from another thread, and once more when the group is closed, for
+        what was begun meanwhile. RuntimeError where it cannot be done."""
+        self._wakers.append(wake)
 
     @classmethod
     def abort(cls) -> None:
         """Wake whoever waits for a rank that will never come; nothing works afterwards."""
-        for wake in cls._wakers:
-            try:
-                wake()
-            except RuntimeError as error:  # of a device that is lost, too: the group must end all the same
-                log.warning("who waits for a lost rank could not be told: %s", first_line(error))
         with cls._ending:
+            for wake in cls._wakers:
+                try:
+                    wake()
+                except RuntimeError as error:  # of a device that is lost, too: the group must end all the same
+                    log.warning("who waits for a lost rank could not be told: %s", first_line(error))
             group = distributed.group.WORLD
             if group is not None:
                 distributed.distributed_c10d._abort_process_group(group)

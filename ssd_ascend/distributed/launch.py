@@ -96,9 +96,11 @@ class Ranks:
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:
-        """Inside, an error of a collective (a RuntimeError of whatever library) that comes of a lost rank says so."""
+        """Inside, an error of a device or a collective (a RuntimeError of whatever library) that comes of a lost rank
+        says so; and whoever gave a device work after the loss leaves here, for no other wake comes before he waits."""
         try:
             yield
+            self.leader.check()
         except RuntimeError as error:
             lost = self.leader.lost(wait_s=_LAST_WORDS_S)
             if lost is None:

@@ -72,6 +72,10 @@ class AllRanks:
         if self._ranks is not None:
             self._ranks.leader.post(self._writer.pack(mode, rows, tokens))
 
+    def explaining(self) -> AbstractContextManager[None]:
+        """Inside, an error of the device that comes of a lost rank is a WorkerError."""
+        return self._explaining()
+
     def check(self) -> None:
         """Raises WorkerError when a rank was lost while the device worked: its output means nothing then."""
         if self._ranks is not None:

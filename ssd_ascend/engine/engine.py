@@ -109,7 +109,7 @@ class Engine:
         ended, self._ended = self._ended, []
         if not self._scheduler.has_work:
             return ended
-        with trace.span("step"):
+        with trace.span("step"), self._executor.explaining():
             return ended + self._step()
 
     def _step(self) -> list[TokenDelta]:

@@ -6,6 +6,7 @@ The forwards themselves, on every rank the target has, are `all_ranks.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -69,6 +70,10 @@ class Executor:
         Raises WorkerError when a rank is lost.
         """
         return self.target.run(mode, rows, drafts=drafts)
+
+    def explaining(self) -> AbstractContextManager[None]:
+        """Inside, an error of the device that comes of a lost rank is a WorkerError."""
+        return self.target.explaining()
 
     def check(self) -> None:
         """Raises WorkerError when a rank was lost while the device worked: its output means nothing then."""

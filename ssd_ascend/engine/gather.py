@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from ssd_ascend.backends.base import Backend
+from ssd_ascend.backends.base import Backend, StoppingBackend
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.config.model import ModelConfig
 from ssd_ascend.config.speculation import SpeculationConfig
@@ -45,8 +46,11 @@ def gather_ranks(config: EngineConfig, backend: Backend, model: ModelConfig) -> 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     _log.info("gathering %d ranks", size)
-    index = 0 if place is None else place.local_rank
-    return lead(backend.collective, backend.device(index), size, entry=_ENTRY, config=to_plain(config), place=place)
+    device = backend.device(0 if place is None else place.local_rank)
+    ranks = lead(backend.collective, device, size, entry=_ENTRY, config=to_plain(config), place=place)
+    if isinstance(backend, StoppingBackend):
+        ranks.collectives.wake_by(partial(backend.stop, device))
+    return ranks
 
 
 def with_thread_share(config: EngineConfig, backend: Backend, place: Place | None) -> EngineConfig:

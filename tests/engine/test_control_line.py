@@ -17,6 +17,7 @@ import pytest
 from ssd_ascend.core.batch import Mode
 from ssd_ascend.distributed import control
 from ssd_ascend.distributed.control import Follower, Leader, gather, join
+from ssd_ascend.distributed.launch import Ranks
 from ssd_ascend.engine.step_message import StepWriter
 from ssd_ascend.errors import ConfigError, WorkerError
 from ssd_ascend.runtime.inputs import Row
@@ -83,6 +84,20 @@ def test_whatever_a_rank_raises_is_told_in_one_line(error: Exception, told: str)
     assert left.value.code == 1
     until(lambda: leader.failure is not None, "the failure is heard")
     assert leader.failure == f"rank 1 failed: {told}"
+    leader.close()
+
+
+def test_nobody_waits_for_work_that_was_begun_after_a_loss() -> None:
+    """A device that was stopped by then would run it, and wait for the lost rank."""
+    leader, follower = pair_of_ends()
+    ranks = Ranks(None, leader, contextlib.ExitStack())  # type: ignore[arg-type]
+    with ranks.explaining():
+        pass
+    follower.fail("no more")
+    until(lambda: leader.failure is not None, "the failure is heard")
+    with pytest.raises(WorkerError, match="rank 1 failed: no more"), ranks.explaining():
+        pass
+    follower.close()
     leader.close()
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from ssd_ascend.backends.base import Backend
+from ssd_ascend.backends.base import Backend, StoppingBackend
 from ssd_ascend.backends.npu import emulator
 from ssd_ascend.backends.registry import load_backend
 
@@ -104,6 +105,66 @@ def test_both_kinds_of_task_queue(backend: Backend, tmp_path: Path) -> None:
         assert len(said[-1]) == 2, done.stderr[-2000:]
     assert said[0] == said[1]
     assert said[0][0] == said[0][1]
+
+
+def test_a_device_that_waits_is_stopped_and_goes_on(backend: Backend) -> None:
+    """As it is when a rank is lost: here a graph waits for an event that nobody records."""
+    assert isinstance(backend, StoppingBackend)
+    device = backend.device(2)
+    try:
+        stream, event, x = torch.npu.Stream(device), torch.npu.ExternalEvent(), torch.ones(4, device=device)
+        graph = torch.npu.NPUGraph()
+        with torch.npu.graph(graph, stream=stream):
+            event.wait(torch.npu.current_stream())
+            y = x + 1
+        graph.replay()
+        done = threading.Event()
+
+        def stop() -> None:  # again and again: the first time may come before the wait
+            while not done.wait(0.1):
+                backend.stop(device)
+
+        stopper = threading.Thread(target=stop)
+        stopper.start()
+        try:
+            with pytest.raises(RuntimeError, match="FORCE STOP"):
+                torch.npu.synchronize(device)
+        finally:
+            done.set()
+            stopper.join()
+        spoiled = emulator.count("graph destroyed while it ran")
+        del graph, y
+        assert emulator.count("graph destroyed while it ran") == spoiled
+        assert (x + 2).tolist() == [3.0] * 4
+    finally:
+        backend.device(0)
+
+
+GIVEN_UP = """
+import os, sys
+import torch
+import torch.distributed as dist
+from tests.npu.test_emulator_device import join
+x = torch.ones(4, device=join(0, 2, sys.argv[1]))
+dist.all_reduce(x)  # the other rank never comes
+try:
+    torch.npu.synchronize()
+except RuntimeError as error:
+    print(error, flush=True)
+os._exit(0)
+"""
+
+
+def test_a_collective_is_given_up(backend: Backend, tmp_path: Path) -> None:
+    """After HCCL_EXEC_TIMEOUT, the last resort."""
+    done = subprocess.run(
+        [sys.executable, "-c", GIVEN_UP, str(tmp_path / "store")],
+        cwd=ROOT, env={**os.environ, "SSD_NPU_EMULATOR": "1", "HCCL_EXEC_TIMEOUT": "1"},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert "HcclAllReduce waited 1 s" in done.stderr
+    assert "its stream is broken: 507046" in done.stderr  # that of the program, which waits for the one of HCCL
+    assert "NPU function error" in done.stdout
 
 
 def test_messages_need_an_expansion_that_has_them(

@@ -6,6 +6,7 @@ one sentence.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
@@ -22,6 +23,7 @@ from ssd_ascend.errors import ConfigError, TransportError, first_line
 from ssd_ascend.transport.device import Exchange
 
 _VERDICT_BYTES = 1 << 16
+_STOP_MS = 10_000
 _EMULATE = "set SSD_NPU_EMULATOR=1 to run on the emulator"
 
 
@@ -112,6 +114,16 @@ class NpuBackend:
     def synchronize(self, device: torch.device) -> None:
         """Wait for everything queued."""
         self._npu.synchronize(device)
+
+    def stop(self, device: torch.device) -> None:
+        """See `StoppingBackend`: HCCL waits for a lost rank until HCCL_EXEC_TIMEOUT.
+
+        CANN is asked, and not `torch_npu.npu.stop_device`: that holds the interpreter while it asks the same without a
+        limit of time, and every later error of the process then reads "FORCE STOP".
+        """
+        code = ctypes.CDLL("libascendcl.so").aclrtDeviceTaskAbort(device.index, _STOP_MS)
+        if code != 0:
+            raise RuntimeError(f"NPU {device.index} goes on waiting: aclrtDeviceTaskAbort answered {code}")
 
     def examine(self, device: torch.device) -> Iterator[Finding]:
         """See `Examinable`."""

@@ -36,6 +36,10 @@ SETTINGS: tuple[Setting, ...] = (
         emulated=False,
     ),
     Setting("HCCL_CONNECT_TIMEOUT", "300", "seconds; ranks load their weights before they first meet"),
+    Setting(
+        "HCCL_EXEC_TIMEOUT", "204",
+        "seconds, 1836 by default; the last resort where a device cannot be stopped that waits for a lost rank",
+    ),
     Setting("HCCL_BUFFSIZE", "64", "MB, twice for every communicator, 200 by default; a step's sums take a few"),
 )  # fmt: skip
 

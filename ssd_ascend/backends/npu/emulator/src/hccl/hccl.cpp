@@ -18,7 +18,11 @@
 namespace {
 
 constexpr size_t kRing = size_t(1) << 20;
-constexpr double kPatienceSeconds = 1836;  // HCCL_EXEC_TIMEOUT
+
+double patience_seconds() {
+  const char* seconds = std::getenv("HCCL_EXEC_TIMEOUT");
+  return seconds ? std::atof(seconds) : 1836;
+}
 
 struct Ring {
   std::atomic<uint64_t> written, read;
@@ -99,7 +103,7 @@ HcclResult exchange(const char* name, Comm* comm, std::vector<Leg> legs, std::fu
         finish();
         return true;
       },
-      kPatienceSeconds);
+      patience_seconds());
   return code ? HCCL_E_RUNTIME : HCCL_SUCCESS;
 }
 

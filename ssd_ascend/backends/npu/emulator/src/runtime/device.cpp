@@ -1,6 +1,7 @@
 // The device thread, what it is given, and streams.
 #include "machine.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -40,7 +41,7 @@ bool try_first(Stream* stream, std::unique_lock<std::mutex>& held) {
   bool done = true;
   aclError error = 0;
   try {
-    done = stream->error ? true : first.task();
+    done = stream->error && first.name != kRecord ? true : first.task();  // an event says that its stream is broken
   } catch (const std::exception& problem) {
     error = fail(507015, first.name + ": " + problem.what());
     std::fprintf(stderr, "[emulated NPU] %s: %s\n", first.name.c_str(), problem.what());  // as hardware's log would
@@ -50,8 +51,10 @@ bool try_first(Stream* stream, std::unique_lock<std::mutex>& held) {
   if (error) stream->error = error;
   if (!done && stream->waiting_since == 0) stream->waiting_since = now();
   if (!done && now() - stream->waiting_since > first.patience) {
-    stream->error = fail(507046, first.name + " waited " + std::to_string(int(first.patience)) +
-                                     " s for something nobody did: a record is missing, or came too early");
+    const std::string why = first.name + " waited " + std::to_string(int(first.patience)) +
+                            " s for something nobody did: a record is missing, or came too early";
+    std::fprintf(stderr, "[emulated NPU] %s\n", why.c_str());
+    stream->error = fail(507046, why);
     done = true;
   }
   if (done) {
@@ -226,9 +229,14 @@ aclError drain(Stream* only) {
   if (!why.empty()) return fail(507015, "the device is lost since an operator was refused: " + why);
   Machine& m = machine();
   std::unique_lock<std::mutex> held(m.lock);
-  const int device = current_device();
+  const int device = only ? only->device : current_device();
+  const uint64_t aborts = m.aborts[device];
   aclError error = 0;
   m.progress.wait(held, [&] {
+    if (m.aborts[device] != aborts) {
+      error = kAborted;
+      return true;
+    }
     for (Stream* stream : m.streams) {
       if (only ? stream != only : stream->device != device) continue;
       if (!stream->tasks.empty()) return false;
@@ -236,7 +244,7 @@ aclError drain(Stream* only) {
     }
     return true;
   });
-  return error;
+  return error == kAborted ? fail(error, "the tasks of device " + std::to_string(device) + " were aborted") : error;
 }
 
 }  // namespace npu
@@ -290,6 +298,28 @@ aclError aclrtDestroyStreamForce(aclrtStream handle) {
 aclError aclrtDestroyStream(aclrtStream handle) {
   drain(static_cast<Stream*>(handle));
   return aclrtDestroyStreamForce(handle);
+}
+
+// What is queued is dropped, also a task that waits, and who waits for it is told. Then the device takes tasks again.
+aclError aclrtDeviceTaskAbort(int32_t device, uint32_t) {
+  count("abort");
+  Machine& m = machine();
+  std::unique_lock<std::mutex> held(m.lock);
+  const auto any = [&](auto&& what) {
+    return std::any_of(m.streams.begin(), m.streams.end(), [&](Stream* s) { return s->device == device && what(s); });
+  };
+  m.progress.wait(held, [&] { return !any([](Stream* stream) { return stream->running; }); });
+  for (Stream* stream : m.streams) {
+    if (stream->device != device) continue;
+    for (Node& node : stream->tasks)
+      if (node.name == kRecord) node.task();  // nobody else would, and whoever asks for the event would ask for ever
+    stream->tasks.clear();
+    stream->waiting_since = 0;
+    stream->error = 0;
+  }
+  ++m.aborts[device];
+  m.progress.notify_all();
+  return 0;
 }
 
 aclError aclrtStreamGetId(aclrtStream handle, int32_t* id) {

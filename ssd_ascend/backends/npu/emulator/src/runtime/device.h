@@ -19,7 +19,7 @@ namespace npu {
 
 using Task = std::function<bool()>;
 
-constexpr double kPatience = 30;  // seconds; hardware gives up with 507046 after minutes
+constexpr double kPatience = 300;  // seconds; hardware gives up with 507046 after minutes, too
 
 struct Node {
   std::string name;

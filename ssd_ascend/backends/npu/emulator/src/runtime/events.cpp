@@ -1,5 +1,6 @@
 // Events: records are numbered by the host as they are submitted, and the device says which number it has reached.
 #include <atomic>
+#include <stdexcept>
 
 #include "machine.h"
 
@@ -11,6 +12,7 @@ struct Event {
   uint64_t recorded = 0;   // by the host, in order of submission
   std::atomic<uint64_t> completed{0};  // by the device
   double when = 0;
+  aclError error = 0;  // of the stream that was to reach it
   uint32_t capture = 0;  // the id of the graph it was recorded in, if in any
 };
 
@@ -43,8 +45,9 @@ aclError aclrtRecordEvent(aclrtEvent handle, aclrtStream stream_handle) {
     if (stream->capture) return 0;  // inside a graph, order of capture is order of execution
     number = ++event->recorded;
   }
-  return submit(stream_handle, "record event", [event, number] {
+  return submit(stream_handle, kRecord, [event, number, stream] {
     event->when = now();
+    event->error = stream->error;
     event->completed = number;
     return true;
   });
@@ -68,7 +71,11 @@ aclError aclrtStreamWaitEvent(aclrtStream stream_handle, aclrtEvent handle) {
     }
     number = event->recorded;
   }
-  return submit(stream_handle, "wait for event", [event, number] { return event->completed >= number; });
+  return submit(stream_handle, "wait for event", [event, number] {
+    if (event->completed < number) return false;
+    if (event->error) throw std::runtime_error("its stream is broken: " + std::to_string(event->error));
+    return true;
+  });
 }
 aclError aclrtStreamWaitEventWithTimeout(aclrtStream s, aclrtEvent e, int32_t) { return aclrtStreamWaitEvent(s, e); }
 
@@ -96,12 +103,15 @@ aclError aclrtSynchronizeEvent(aclrtEvent handle) {
   auto* event = static_cast<Event*>(handle);
   Machine& m = machine();
   std::unique_lock<std::mutex> held(m.lock);
+  const uint64_t& aborts = m.aborts[current_device()];
+  const uint64_t before = aborts;
   m.progress.wait(held, [&] {
-    if (event->completed >= event->recorded) return true;
+    if (event->completed >= event->recorded || aborts != before) return true;
     for (Stream* stream : m.streams)
       if (stream->error) return true;  // it will never be recorded
     return false;
   });
+  if (aborts != before) return fail(kAborted, "the tasks of the device were aborted");
   for (Stream* stream : m.streams)
     if (stream->error) return stream->error;
   return 0;

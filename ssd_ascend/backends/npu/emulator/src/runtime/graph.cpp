@@ -77,7 +77,8 @@ aclError aclmdlRIExecuteAsync(aclmdlRI handle, aclrtStream stream) {
   double patience = kPatience;
   for (const Node& node : graph->nodes) patience = std::max(patience, node.patience);
   ++graph->replays;
-  return submit(stream, "graph", [graph, next] {
+  const std::shared_ptr<void> replay(nullptr, [graph](void*) { --graph->replays; });  // also of one that is dropped
+  return submit(stream, "graph", [graph, next, replay] {
     for (; *next < graph->nodes.size(); ++*next) {
       Node& node = graph->nodes[*next];
       try {
@@ -86,7 +87,6 @@ aclError aclmdlRIExecuteAsync(aclmdlRI handle, aclrtStream stream) {
         throw std::runtime_error("node " + std::to_string(*next) + ", " + node.name + ": " + problem.what());
       }
     }
-    --graph->replays;
     return true;
   }, patience);
 }
