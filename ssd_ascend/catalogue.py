@@ -56,13 +56,23 @@ def _entry(kind: Literal["models", "topology"], word: str, name_or_path: str) ->
     """The file of a catalogue's entry given by name or by path; ConfigError lists the known names."""
     if name_or_path in names(kind):
         return folder(kind) / f"{name_or_path}.toml"
-    path = Path(name_or_path).expanduser()
+    path = _path(name_or_path)
     if path.suffix == ".toml" and path.is_file():
         return path
     if path.exists() and name_or_path.strip():  # an empty name would be the current directory
         what = "a directory" if path.is_dir() else "a file, and those end in .toml"
         raise ConfigError(f"{name_or_path!r} is no {word}: it is {what}", remedy=f"give a name in {kind}/, or its file")
     raise unknown_name(word, name_or_path, names(kind))
+
+
+def _path(name_or_path: str) -> Path:
+    """A path that can be looked at. ConfigError for one that cannot, for its length, or for who we are."""
+    try:
+        path = Path(name_or_path).expanduser()
+        path.exists()
+    except (OSError, RuntimeError) as error:  # the second: a home of nobody
+        raise ConfigError(f"cannot look at {name_or_path!r}: {getattr(error, 'strerror', None) or error}") from error
+    return path
 
 
 def is_preset(name_or_path: str) -> bool:
@@ -72,7 +82,7 @@ def is_preset(name_or_path: str) -> bool:
 
 def resolve_model(name_or_path: str) -> Path:
     """Where the weights lie: a directory or a .gguf file. Takes a directory, a file, a preset or a hub name."""
-    path = Path(name_or_path).expanduser()
+    path = _path(name_or_path)
     if is_preset(name_or_path) and not path.is_dir():
         preset = preset_path(name_or_path)
         return resolve_source(load_preset(preset).target.source, base=preset.parent)
@@ -95,7 +105,7 @@ def resolve_model(name_or_path: str) -> Path:
 
 def resolve_draft(name_or_path: str) -> Path:
     """Where a draft's weights lie; a preset that has a [draft] means that one, else its target."""
-    if is_preset(name_or_path) and not Path(name_or_path).expanduser().is_dir():
+    if is_preset(name_or_path) and not _path(name_or_path).is_dir():
         file = preset_path(name_or_path)
         preset = load_preset(file)
         return resolve_source((preset.draft or preset.target).source, base=file.parent)

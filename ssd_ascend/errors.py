@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import re
 import sys
 from collections.abc import Iterable, Iterator
+
+_LONG_WORD = re.compile(r"\S{241,}")
+_LONG = 2400
 
 
 class SsdError(Exception):
@@ -24,7 +28,7 @@ class SsdError(Exception):
         return str(self.args[0])
 
     def __str__(self) -> str:
-        return f"{self.message} ({self.remedy})" if self.remedy else self.message
+        return one_line(f"{self.message} ({self.remedy})" if self.remedy else self.message)
 
 
 class ConfigError(SsdError):
@@ -65,6 +69,13 @@ def needs_packages(*, extra: str = "") -> Iterator[None]:
             f"{sys.executable} has no package {error.name!r}",
             remedy=f"in a clone: make setup, then . .venv/bin/activate; elsewhere: pip install 'ssd-ascend{extra}'",
         ) from error
+
+
+def one_line(text: str) -> str:
+    """What a reader of a terminal or a log can take in: on one line, and of a value that goes on and on its ends."""
+    text = _LONG_WORD.sub(lambda found: f"{found[0][:120]}...{found[0][-40:]}", text)
+    text = text if len(text) <= _LONG else f"{text[: _LONG - 500]} ... {text[-400:]}"
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def first_line(error: Exception) -> str:

@@ -12,6 +12,7 @@ import tomllib
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date, time
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -30,14 +31,32 @@ class FieldError(ConfigError):
 
 def load_toml(path: Path, schema: type[T]) -> T:
     """Read the TOML file `path` into the dataclass `schema`; ConfigError names file, line, key and reason."""
+    text, data = read_toml(path)
+    return from_dict(data, schema, where=str(path), text=text)
+
+
+def read_toml(path: Path) -> tuple[str, dict[str, Any]]:
+    """The text of a TOML file and what it says. ConfigError for one that cannot be read, or is none."""
     try:
-        text = path.read_text(encoding="utf-8")
-        data = tomllib.loads(text)
+        text = path.read_text(encoding="utf-8-sig")  # some editors put a byte order mark in front
+        return text, tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    return from_dict(data, schema, where=str(path), text=text)
+
+
+def as_toml(value: Any) -> str:
+    """A value of such a file, for messages, about as it stands there."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, date | time):  # a datetime is a date
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {as_toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(as_toml(item) for item in value) + "]"
+    return repr(value)
 
 
 def from_dict(data: Mapping[str, Any], schema: type[T], *, where: str, text: str = "") -> T:
@@ -85,7 +104,7 @@ def _line_of(text: str, keys: tuple[str, ...]) -> int | None:
 def _build(data: Any, schema: Any, place: _Place) -> Any:
     """Build one (nested) dataclass; a ConfigError of its own checks is given the place."""
     if not isinstance(data, Mapping):
-        raise place.error(f"{data!r} is not a table")
+        raise place.error(f"{as_toml(data)} is not a table")
     hints = get_type_hints(schema)
     fields = {field.name: field for field in dataclasses.fields(schema) if field.init}
     for key in data:
@@ -169,7 +188,7 @@ def _convert_union(value: Any, args: tuple[Any, ...], hint: Any, place: _Place) 
 
 
 def _mismatch(value: Any, hint: Any, place: _Place, *, remedy: str | None = None) -> ConfigError:
-    return place.error(f"{value!r} is {_article(type(value).__name__)}, expected {_spell(hint)}", remedy=remedy)
+    return place.error(f"{as_toml(value)} is {_article(type(value).__name__)}, expected {_spell(hint)}", remedy=remedy)
 
 
 def _article(noun: str) -> str:

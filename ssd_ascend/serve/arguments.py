@@ -6,12 +6,12 @@ A flag is named after the field it sets, and stays absent unless it was given: d
 from __future__ import annotations
 
 import argparse
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ssd_ascend import env
+from ssd_ascend.config.strict import as_toml, read_toml
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.serve.config import ServerConfig
 from ssd_ascend.serve.launch_flags import LAUNCH_FLAGS, add_launch_arguments
@@ -117,14 +117,14 @@ def flags_of_file(argv: Sequence[str], *others: AddFlags) -> list[str]:
 
 def _flags_in(path: Path, parser: argparse.ArgumentParser) -> Iterator[str]:
     """A TOML file as flags: `max-queue = 64` (or max_queue) is --max-queue 64, true a bare flag, a list one each."""
-    try:
-        values = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
+    _, values = read_toml(path)
     parser.exit_on_error = False
     actions = {option: action for action in parser._actions for option in action.option_strings}
+    keys: dict[str, str] = {}
     for key, value in values.items():
         name = "--" + key.replace("_", "-")
+        if (twin := keys.setdefault(name, key)) != key:
+            raise ConfigError(f"{path}: {twin!r} and {key!r} are one setting", remedy="leave one of them out")
         if name not in actions or name in ("--config", "--help"):
             raise ConfigError(
                 f"{path}: {key!r} is no setting of the server", remedy="its settings are the flags of --help"
@@ -143,7 +143,7 @@ def _as_flags(action: argparse.Action, name: str, value: Any, where: str) -> lis
     items = value if isinstance(value, list) and is_repeated else [value]
     if any(isinstance(item, bool) != is_switch or not isinstance(item, bool | int | float | str) for item in items):
         kind = "a string or a list of strings" if is_repeated else "a number or a string"
-        raise ConfigError(f"{where} is {value!r}, and should be {'true or false' if is_switch else kind}")
+        raise ConfigError(f"{where} is {as_toml(value)}, and should be {'true or false' if is_switch else kind}")
     if is_switch:
         return [name] if value else []
     return [f"{name}={item}" for item in items]

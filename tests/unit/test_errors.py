@@ -15,6 +15,7 @@ from ssd_ascend.errors import (
     first_line,
     nearest,
     needs_packages,
+    one_line,
     unknown_name,
 )
 
@@ -69,3 +70,14 @@ def test_a_package_that_python_lacks_is_one_sentence_and_a_module_of_ours_is_a_f
 @pytest.mark.parametrize(("text", "told"), [("a\nb", "a"), ("\n  a\nb", "a"), ("", "OSError"), (" \n", "OSError")])
 def test_the_first_line_of_an_error_says_something(text: str, told: str) -> None:
     assert first_line(OSError(text)) == told
+
+
+def test_what_is_told_is_one_line_that_can_be_read() -> None:
+    assert str(ConfigError("a\nb\x1b[31m", remedy="c\rd")) == "a\\nb\\x1b[31m (c\\rd)"
+    word = "".join(chr(97 + i % 26) for i in range(1000))
+    assert one_line(f"{word} is long") == f"{word[:120]}...{word[-40:]} is long"
+    text = " ".join(str(i) for i in range(5000))
+    assert len(one_line(text)) < 2500
+    assert one_line(text).startswith("0 1 2 ")
+    assert one_line(text).endswith(" 4999")
+    assert one_line("\u4e2d\u6587 stays") == "\u4e2d\u6587 stays"

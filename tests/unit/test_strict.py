@@ -68,7 +68,7 @@ def test_a_union_takes_each_of_its_members(fan_out: object, read: object) -> Non
         ({"fats": True}, r"box: fats: unknown key; known: extra, fan_out, fast.*did you mean 'fast'"),
         ({"name": 3}, r"box: name: 3 is an int, expected a string"),
         ({"fast": 1}, r"box: fast: 1 is an int, expected true or false"),
-        ({"fan_out": True}, r"fan_out: True is a bool, expected an integer or a list of an integer or one of 'auto'"),
+        ({"fan_out": True}, r"fan_out: true is a bool, expected an integer or a list of an integer or one of 'auto'"),
         ({"fan_out": ["a"]}, r"fan_out: \['a'\] is a list"),
         ({"pair": [1]}, r"pair: \[1\] is a list, expected a list of 2 values"),
         ({"spare": {"kind": "pci", "gb_per_s": 1}}, r"spare.kind: 'pci' is a str.*did you mean 'pcie'"),
