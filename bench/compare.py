@@ -107,7 +107,9 @@ def table(changes: Sequence[Change]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point: 0, or 1 with --fail-on-worse when something became worse; 2 on bad input."""
-    parser = argparse.ArgumentParser(prog="compare.py", description="Compare two results of bench.py.")
+    parser = argparse.ArgumentParser(
+        prog="compare.py", description="Compare two results of bench.py.", allow_abbrev=False
+    )
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
     parser.add_argument("--fail-on-worse", action="store_true", help="exit with 1 when a number became worse")

@@ -139,7 +139,7 @@ def measure(args: argparse.Namespace, flags: Sequence[str]) -> dict[str, Any]:
     prompts = [list(case.token_ids) for case in random_cases(args.streams, _PROMPT_TOKENS, 1000)]
     blocks = args.streams * (-(-(_PROMPT_TOKENS + args.output_len) // 16) + 1)
     given = [*flags, "--threads", "1", "--max-num-seqs", str(args.streams), "--num-kv-blocks", str(blocks)]
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     add_engine_arguments(parser)
     engine = build_engine(replace(engine_config(parser.parse_args(given)), prefix_cache=False))
     with OwnServer(*given, "--no-prefix-cache") as server:
@@ -170,7 +170,9 @@ def measure(args: argparse.Namespace, flags: Sequence[str]) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m bench.http_layer", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.http_layer", description=(__doc__ or "").splitlines()[0], allow_abbrev=False
+    )
     parser.add_argument("--streams", type=int, default=64, help="clients at once (default: %(default)s)")
     parser.add_argument("--output-len", type=int, default=48, help="tokens of each answer (default: %(default)s)")
     parser.add_argument("--repeat", type=int, default=3, help="runs that count, of each (default: %(default)s)")

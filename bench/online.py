@@ -157,7 +157,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 def engine_flags(args: argparse.Namespace) -> list[str]:
     """The engine's flags among `args` as a command line, for a server of our own; one mode only."""
-    parser = argparse.ArgumentParser(add_help=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_engine_arguments(parser)
     values = dict(vars(args))
     if "modes" in values:

@@ -237,7 +237,9 @@ def write_text(path: Path, text: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; errors are one sentence on standard error."""
-    parser = argparse.ArgumentParser(prog="bench.report", description="Tables and pictures of results that lie there.")
+    parser = argparse.ArgumentParser(
+        prog="bench.report", description="Tables and pictures of results that lie there.", allow_abbrev=False
+    )
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULT.json")
     parser.add_argument("--json", type=Path, metavar="FILE", help="all of them as one result")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="the tables, to a file as well")

@@ -268,7 +268,9 @@ def measure(minutes: float, flags: Sequence[str]) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 1 when something failed."""
-    parser = argparse.ArgumentParser(prog="python -m bench.server_soak", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.server_soak", description=(__doc__ or "").splitlines()[0], allow_abbrev=False
+    )
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the result goes")
     args, flags = parser.parse_known_args(argv)

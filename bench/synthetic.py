@@ -98,7 +98,9 @@ def _shards(slots: list[Slot]) -> Iterator[list[Slot]]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("name", choices=sorted(SHAPES))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layers", type=int, help="cut the model to this many layers")

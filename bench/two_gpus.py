@@ -37,8 +37,10 @@ _PAIRS, _TINY = ("8b-1b", "8b-eagle3", "32b-0.6b"), ("tiny", "tiny-eagle3")
 
 def build_parser() -> argparse.ArgumentParser:
     """The flags."""
-    parser = argparse.ArgumentParser(prog="python -m bench.two_gpus", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.two_gpus", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", required=True, help="where the result goes")
     parser.add_argument("--device", default="cuda", help="kind of the target's device (default cuda)")
     parser.add_argument("--worker-device", metavar="DEV", help="the drafter's, such as cuda:0 (default: the second)")

@@ -204,7 +204,7 @@ def problems(found: dict[str, Any]) -> list[str]:
 
 def main() -> int:
     """Run, write, and say what would break."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
     parser.add_argument("--wheel", type=Path, action="append", default=[], help="another version to check against")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()

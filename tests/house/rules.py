@@ -326,4 +326,25 @@ def short(module: Module) -> list[str]:
     return [f"{module.name}: {lines} lines, more than {MAX_LINES}; split it, or give LONG_FILES a reason"]
 
 
+def full_flags(module: Module) -> list[str]:
+    """No command takes a shortened flag: one that is added later would give the old line another meaning."""
+    parsers = [
+        node
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and _called(node) in ("ArgumentParser", "add_parser")
+    ]
+    return [
+        f"{module.name}:{node.lineno}: a parser that takes shortened flags; say allow_abbrev=False"
+        for node in parsers
+        if not any(
+            word.arg == "allow_abbrev" and isinstance(word.value, ast.Constant) and word.value.value is False
+            for word in node.keywords
+        )
+    ]
+
+
+def _called(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
 PER_MODULE = (backend_walls, environment, device_words, opening, thin_init, quiet, no_globals, short)

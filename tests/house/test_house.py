@@ -48,6 +48,18 @@ def test_every_module_keeps(rule: Callable[[Module], list[str]]) -> None:
     must_be_empty([problem for module in house() for problem in rule(module)])
 
 
+def test_no_command_takes_shortened_flags() -> None:
+    """Not the package's alone: what measures and what checks is typed by people, too."""
+    beside = [
+        Module(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
+        for room in ("bench", "examples", "scripts", "tests")
+        for path in sorted((ROOT / room).rglob("*.py"))
+    ]
+    assert "bench/command.py" in {module.name for module in beside}
+    parsing = [module for module in (*house(), *beside) if "argparse" in module.text]
+    must_be_empty([problem for module in parsing for problem in rules.full_flags(module)])
+
+
 @pytest.mark.parametrize("table", ["DEVICE_WORDS_ALLOWED", "LONG_FILES"])
 def test_no_exception_outlives_its_need(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     exceptions = getattr(rules, table)

@@ -166,3 +166,9 @@ def test_constants_and_local_state_are_fine() -> None:
 def test_a_long_file_is_reported() -> None:
     assert rules.short(module("core.x", "x = 1\n" * rules.MAX_LINES))
     assert rules.short(module("core.x", "x = 1\n" * 100)) == []
+
+
+@pytest.mark.parametrize("call", ["argparse.ArgumentParser()", "verbs.add_parser('a', allow_abbrev=True)"])
+def test_a_parser_of_shortened_flags_is_reported(call: str) -> None:
+    assert rules.full_flags(module("generate", f"import argparse\nparser = {call}"))
+    assert rules.full_flags(module("generate", "parser = argparse.ArgumentParser(allow_abbrev=False)")) == []

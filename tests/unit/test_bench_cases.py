@@ -190,7 +190,7 @@ def test_our_own_lines_are_not_taken_for_the_references() -> None:
 
 
 def test_every_flag_of_the_reference_is_documented() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     reference_line.add_arguments(parser)
     text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     flags = [flag for action in parser._actions for flag in action.option_strings if flag not in ("-h", "--help")]

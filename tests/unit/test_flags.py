@@ -20,7 +20,7 @@ from ssd_ascend.speculation.registry import DRAFTERS, SPECULATORS
 
 
 def parsed(*flags: str) -> EngineConfig:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     add_engine_arguments(parser)
     return engine_config(parser.parse_args(flags))
 
@@ -192,7 +192,7 @@ def test_flags_that_go_together_are_taken_without_a_word(
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 def test_a_plan_and_one_engine_have_flags_of_their_own(flags: tuple[str, ...], words: str) -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     add_engine_arguments(parser)
     add_launch_arguments(parser)
     with pytest.raises(ConfigError, match=words):
