@@ -16,7 +16,7 @@ from ssd_ascend.config.topology import Topology
 from ssd_ascend.errors import ConfigError, SsdError, flag_names
 from ssd_ascend.flags import fan_out
 from ssd_ascend.planner import explain, make_plan
-from ssd_ascend.planner.calibration import figures_of, write_calibrated
+from ssd_ascend.planner.calibration import check_name, figures_of, write_calibrated
 from ssd_ascend.planner.inventory import load_inventory
 from ssd_ascend.planner.machine import Machine
 from ssd_ascend.planner.rank_table import rank_table
@@ -59,8 +59,9 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--rank-table-version", choices=("1.0", "1.2", "2.0"), help="default: the cluster's own")
     out.add_argument("--inventory", type=Path, metavar="FILE", help="addresses of the machines, for the rank table")
     out.add_argument(
-        "--calibrate", type=Path, metavar="FILE", help="measure this machine; write TOPOLOGY with the results to FILE"
-    )
+        "--calibrate", type=Path, metavar="FILE",
+        help="measure this machine; write TOPOLOGY with the results to FILE (no TOPOLOGY: FILE itself, measured anew)",
+    )  # fmt: skip
     out.add_argument("--table", type=Path, metavar="FILE", help="only rewrite the table of plans in a Markdown file")
     return parser
 
@@ -71,8 +72,9 @@ def run(given: dict[str, object]) -> int:
     if isinstance(table := given.get("table"), Path):
         update(table)
         return 0
-    if isinstance(out := given.get("calibrate"), Path) and "topology" in given:
-        _calibrate(str(given["topology"]), out)
+    if isinstance(out := given.get("calibrate"), Path):
+        check_name(out)  # before minutes of measuring
+        _calibrate(str(given["topology"]) if "topology" in given else _topology_here(out), out)
         return 0
     if "preset" not in given:
         clusters, pairs = ", ".join(catalogue.names("topology")), ", ".join(catalogue.names("models"))
@@ -103,6 +105,28 @@ def _check_use(given: Mapping[str, object]) -> None:
         raise ConfigError(f"{', '.join(filter(None, [*places, flags]))} given, but {why}", remedy=remedy)
 
 
+def _topology_here(out: Path) -> str:
+    """The topology to measure for when none is given: the file that is there, else the only one that this machine can
+    be. ConfigError names those it may be."""
+    if out.exists():
+        return str(out)
+    from ssd_ascend.probe.calibrate import devices  # torch, which planning does without
+
+    found = devices()
+    fitting = [
+        name
+        for name in catalogue.names("topology")
+        if catalogue.find_topology(name).device.shares_host == found.share_host
+    ]
+    if len(fitting) == 1:
+        return fitting[0]
+    raise ConfigError(
+        f"--calibrate writes a copy of a TOPOLOGY, and none was given: this machine ({found.what}) does not say which "
+        "cluster it is of",
+        remedy=f"give the one with these devices: {', '.join(fitting)}, or a file of your own",
+    )
+
+
 def _calibrate(name: str, out: Path) -> None:
     """Measure, write, and say what was found."""
     from ssd_ascend.probe.calibrate import measure  # torch, which planning does without
@@ -110,7 +134,7 @@ def _calibrate(name: str, out: Path) -> None:
     topology, path = catalogue.find_topology(name), catalogue.topology_path(name)
     written = write_calibrated(path, out, measure(topology))
     assert written.calibrated is not None
-    print(f"{out}: {written.name}, measured on {written.calibrated.machine}")
+    print(f"{out}: {topology.name}, measured on {written.calibrated.machine}")
     for key, figure in figures_of(written.calibrated).items():
         print(f"  {key:<24} {figure.value:g}  ({figure.note})")
 

@@ -34,10 +34,15 @@ class Measured:
 
 def write_calibrated(original: Path, out: Path, measured: Measured) -> Topology:
     """Write `original` to `out` with `measured` in it, and read it back. ConfigError when that is no topology."""
-    if out.suffix != ".toml":
-        raise ConfigError(f"{out} is no name for a topology", remedy="call it NAME.toml")
+    check_name(out)
     out.write_text(calibrated_text(original.read_text(encoding="utf-8"), out.stem, measured), encoding="utf-8")
     return load_topology(out)
+
+
+def check_name(out: Path) -> None:
+    """ConfigError for a file that could not be given as a topology."""
+    if out.suffix != ".toml":
+        raise ConfigError(f"{out} is no name for a topology", remedy="call it NAME.toml")
 
 
 def calibrated_text(text: str, name: str, measured: Measured) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -37,10 +37,28 @@ _FEATURES, _FEATURE_WIDTH = 128, 3 * 4096
 _START_S: Final = 120.0
 
 
+class Devices(NamedTuple):
+    """What this machine has. share_host: they are processes on its processors."""
+
+    what: str
+    share_host: bool
+
+
+def devices() -> Devices:
+    """The best that this machine has, which is what would be measured."""
+    backend = load_backend(None)
+    return Devices(backend.describe(backend.device(0)), backend.capabilities.host_memory)
+
+
 def measure(topology: Topology) -> Measured:
-    """Measure this machine for a topology whose devices it has."""
+    """Measure this machine for a topology whose devices it has; ConfigError when it has none."""
     backend = load_backend("cpu" if topology.device.shares_host else None)
     device = backend.device(0)
+    if backend.capabilities.host_memory and not topology.device.shares_host:
+        raise ConfigError(
+            f"{topology.name} is of devices ({topology.device.kind}), and this machine has none",
+            remedy="measure on a machine that has them",
+        )
     figures, notes = {}, {}
     with torch.inference_mode():
         figures["memory_gbps"], notes["memory_gbps"] = _streaming(backend, device)
