@@ -113,7 +113,8 @@ def launch(args: argparse.Namespace, flags: Flags, announce: Callable[[str], Non
         roles = [_renamed(role, plan.preset, args.preset) for role in roles]
     check(_a_target(roles))  # what every replica would refuse, and be restarted for, is refused here
     announce(f"plan: {_summary(plan)}")
-    env.provide({SECRET: secrets.token_hex(32)})  # for the lines between our own processes
+    if env.speculator_secret() is None:  # for the lines between our own processes; an empty one is none
+        env.hand_down({SECRET: secrets.token_hex(32)})
     asyncio.run(_serve(args, serving, roles, topology, announce))
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from ssd_ascend import env
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.flags import add_engine_arguments, engine_config
 from ssd_ascend.serve.__main__ import main
@@ -307,6 +308,17 @@ def test_a_port_that_cannot_be_had_ends_the_launcher_in_a_sentence(
     assert "is taken by another program" in capsys.readouterr().err
     assert main([*flags, "--port", "99999"]) == 1
     assert "cannot listen on 127.0.0.1:99999" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", ["", " ", "mine"])
+def test_a_launcher_makes_a_secret_unless_there_is_one(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty one would keep every process of the plan from starting."""
+    monkeypatch.setenv(SECRET, given)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["--topology", "laptop-cpu", "--preset", "smollm2-135m", "--port", port]) == 1
+    made = env.speculator_secret() or ""
+    assert made == "mine" if given == "mine" else len(made) == 64
 
 
 def test_a_plan_from_a_file(tmp_path: Path) -> None:
