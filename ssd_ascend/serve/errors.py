@@ -12,7 +12,7 @@ from starlette.responses import Response
 from ssd_ascend.engine.async_engine import EngineUnavailableError
 from ssd_ascend.errors import RequestError
 from ssd_ascend.log import get_logger
-from ssd_ascend.serve.http_answers import error_body
+from ssd_ascend.serve.http_answers import error_body, error_headers
 
 log = get_logger(__name__)
 
@@ -52,6 +52,7 @@ def error_response(
 ) -> Response:
     """An error as a response."""
     body = error_body(status, message, param=param, code=code)
+    headers = error_headers(status) | (headers or {})
     return Response(body, status_code=status, media_type="application/json", headers=headers)
 
 
@@ -67,7 +68,7 @@ def install_error_handlers(app: Starlette) -> None:
         return error_response(error.status, str(error), param=error.param, code=error.code, headers=error.headers)
 
     async def unavailable(_: Request, error: Exception) -> Response:
-        return error_response(503, str(error), code="engine_unavailable", headers={"Retry-After": "1"})
+        return error_response(503, str(error))
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -156,18 +156,18 @@ class ServerState:
         parts: list[bytes] = []
         size, most = 0, self.config.max_body_bytes
         if int(request.headers.get("content-length", 0)) > most:  # before the client is told to send it
-            raise ApiError(413, f"the body is over the limit of {most} bytes", code="body_too_large")
+            raise ApiError(413, f"the body is over the limit of {most} bytes")
         try:
             async with asyncio.timeout(self.config.read_timeout_s):
                 async for part in request.stream():
                     size += len(part)
                     if size > most:
-                        raise ApiError(413, f"the body is over the limit of {most} bytes", code="body_too_large")
+                        raise ApiError(413, f"the body is over the limit of {most} bytes")
                     parts.append(part)
         except ClientDisconnect as error:
             raise ApiError(400, "the client left before it had sent its request") from error
         except TimeoutError as error:
-            raise ApiError(408, "the request took too long to arrive", code="request_timeout") from error
+            raise ApiError(408, "the request took too long to arrive") from error
         return b"".join(parts)
 
     async def off_loop(self, size: int, work: Callable[[], T]) -> T:

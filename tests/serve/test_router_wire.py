@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
 from ssd_ascend.serve.config import ServerConfig
+from ssd_ascend.serve.http_answers import error
 from ssd_ascend.serve.http_parser import BadRequestError
 from ssd_ascend.serve.http_wire import Request, read_request
 from ssd_ascend.serve.router import Router
@@ -173,6 +175,25 @@ def test_an_answer_that_outlasts_the_drain_is_cut_and_leaves_nothing_behind() ->
 
     asyncio.run(main())
     assert faults == []
+
+
+def error_in(said: bytes) -> dict[str, Any]:
+    error: dict[str, Any] = json.loads(said.partition(b"\r\n\r\n")[2])["error"]
+    return error
+
+
+@pytest.mark.parametrize("status", [400, 408, 413, 414, 431, 501, 505])
+def test_what_a_client_did_wrong_is_not_called_our_fault(status: int) -> None:
+    """Where HTTP has a 5xx for it, too: who reads "server_error" would ask again."""
+    assert error_in(error(status, "so it is"))["type"] == "invalid_request_error"
+
+
+def test_the_router_calls_an_error_as_a_server_does() -> None:
+    said = answer_to(get(line=b"GET /v1/models HTTP/1.1"))
+    assert b"\r\nRetry-After: 1\r\n" in said
+    assert (error_in(said)["type"], error_in(said)["code"]) == ("server_error", "engine_unavailable")
+    large = answer_to(post(b"Content-Length: 3\r\n"), max_body_bytes=2)
+    assert (error_in(large)["type"], error_in(large)["code"]) == ("invalid_request_error", "body_too_large")
 
 
 def test_health_is_the_routers_own_however_it_is_asked_for() -> None:

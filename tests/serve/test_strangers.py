@@ -84,6 +84,7 @@ def test_what_is_no_request_ends_its_connection(live: LiveServer, sent: bytes, s
     assert head.startswith(b"HTTP/1.1 %d " % status)
     error = json.loads(body)["error"]
     assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("asks", [b"Expect: 100-continue", b"Connection: keep-alive"])
