@@ -74,7 +74,7 @@ class Fleet:
         self.restarts = 0
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._keepers: list[asyncio.Task[None]] = []
-        self._closing = asyncio.Event()
+        self._retired = asyncio.Event()
 
     def start(self) -> None:
         """Start all and keep them alive, until `close`."""
@@ -85,45 +85,54 @@ class Fleet:
         process = self._processes.get(name)
         return None if process is None or process.returncode is not None else process.pid
 
+    def retire(self) -> None:
+        """Start nothing anew from now on: a signal that stops us may have reached all of us."""
+        self._retired.set()
+
     async def close(self, grace_s: float) -> None:
-        """Ask all to leave; end those that are still there after a while."""
-        self._closing.set()
+        """Ask all to leave; end those that are still there after a while, or when this is cancelled."""
+        self.retire()
         for process in self._processes.values():
             if process.returncode is None:
                 process.terminate()
-        await asyncio.wait(self._keepers, timeout=grace_s)
-        for process in self._processes.values():
-            if process.returncode is None:
-                process.kill()
-        for keeper in self._keepers:
-            keeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await keeper
+        try:
+            await asyncio.wait(self._keepers, timeout=grace_s)
+        finally:
+            for process in self._processes.values():
+                if process.returncode is None:
+                    process.kill()
+            for keeper in self._keepers:
+                keeper.cancel()
+            await asyncio.gather(*self._keepers, return_exceptions=True)
 
     async def _keep(self, placed: Placed) -> None:
         pause_s, clock = _FIRST_PAUSE_S, asyncio.get_running_loop().time
-        while not self._closing.is_set():
+        while not self._retired.is_set():
             began = clock()
             status = await self._run(placed)
-            if self._closing.is_set():
+            if self._retired.is_set():
                 return
             pause_s = _FIRST_PAUSE_S if clock() - began > _HEALTHY_S else pause_s
-            log.warning("%s ended %s", placed.role.name, fields(status=_described(status), again_in_s=pause_s))
+            log.warning("%s ended %s", placed.role.name, fields(status=status, again_in_s=pause_s))
             self.restarts += 1
-            await asyncio.sleep(pause_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._retired.wait(), pause_s)
             pause_s = min(2.0 * pause_s, _LONGEST_PAUSE_S)
 
-    async def _run(self, placed: Placed) -> int:
-        """One life of a role."""
+    async def _run(self, placed: Placed) -> str:
+        """One life of a role, to its status, or to why it could not begin."""
         role = placed.role
         speculators = speculators_of(self.placed, role.replica) if role.kind == "target" else []
         command = role.command(placed.host, placed.port, speculators)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, *booted(command), env=env.child(role.env), stdout=sys.stderr
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, *booted(command), env=env.child(role.env), stdout=sys.stderr
+            )
+        except OSError as error:  # no memory for another process, say, which there may be later
+            return str(error)
         self._processes[role.name] = process
         log.info("%s starts %s", role.name, fields(pid=process.pid, port=placed.port))
-        return await process.wait()
+        return _described(await process.wait())
 
 
 def _described(status: int) -> str:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ssd_ascend import catalogue, env
 from ssd_ascend.config.plan import Plan, Wish
@@ -41,6 +42,7 @@ class AnyFleet(Protocol):
     placed: list[Placed]
 
     def start(self) -> None: ...
+    def retire(self) -> None: ...
     async def close(self, grace_s: float) -> None: ...
 
 
@@ -145,9 +147,9 @@ async def _serve(
     announce: Callable[[str], None],
 ) -> None:
     fleet = _fleet(args, roles, topology)
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):  # not before: Ray brings handlers of its own
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
     targets = [each for each in fleet.placed if each.role.kind == "target"]
     front = _front(args, serving, [Replica(each.role.name, each.host, each.port) for each in targets])
     url = url_of(serving.host, await front.start(serving.host, serving.port))
@@ -159,8 +161,19 @@ async def _serve(
         await stop.wait()
     finally:
         ready.cancel()
-        await front.close(serving.drain_s)
-        await fleet.close(serving.drain_s)
+        fleet.retire()
+        await _unless(hurry, front.close(serving.drain_s))
+        await _unless(hurry, fleet.close(serving.drain_s))
+
+
+async def _unless(hurry: asyncio.Event, closing: Coroutine[Any, Any, None]) -> None:
+    """Close something, and without patience once there was a second signal."""
+    task, hurrying = asyncio.create_task(closing), asyncio.create_task(hurry.wait())
+    await asyncio.wait((task, hurrying), return_when=asyncio.FIRST_COMPLETED)
+    hurrying.cancel()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 def _front(args: argparse.Namespace, serving: ServerConfig, replicas: list[Replica]) -> AnyFront:

@@ -93,6 +93,9 @@ class RayFleet:
     def start(self) -> None:
         """All is on its way already."""
 
+    def retire(self) -> None:
+        """Signals that stop us reach no actor: nothing is to be done."""
+
     async def close(self, grace_s: float) -> None:
         """Stop the processes, then the actors."""
         stops = [actor.stop.remote(grace_s) for actor in self.actors.values()]

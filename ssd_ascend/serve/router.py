@@ -82,9 +82,11 @@ class Router:
         if self._server is not None:
             self._server.close()
         await _end(self._without_request)
-        if self._open:
-            await asyncio.wait(self._open, timeout=drain_s)
-        await _end([*self._open, *([self._probing] if self._probing else [])])
+        try:
+            if self._open:
+                await asyncio.wait(self._open, timeout=drain_s)
+        finally:
+            await _end([*self._open, *([self._probing] if self._probing else [])])
 
     # -- one connection --------------------------------------------------------------------------------------------
 

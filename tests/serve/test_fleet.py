@@ -20,6 +20,7 @@ from ssd_ascend.flags import add_engine_arguments
 from ssd_ascend.planner import make_plan
 from ssd_ascend.serve import launch
 from ssd_ascend.serve.arguments import parse_arguments
+from ssd_ascend.serve.config import ServerConfig
 from ssd_ascend.serve.fleet import Fleet, Placed, place, speculators_of
 from ssd_ascend.serve.launch import flags_for
 from ssd_ascend.serve.roles import Flags, Role, meeting, on_devices, roles_of
@@ -104,6 +105,102 @@ async def killed(client: httpx.AsyncClient, url: str, fleet: Fleet, router: Rout
             assert (await ask(client, url, LONG)).status_code == 200
             await asyncio.sleep(0.05)
     assert fleet.pid(holder.name) != pid
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(parrot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        monkeypatch.setattr("ssd_ascend.serve.fleet._FIRST_PAUSE_S", 0.01)
+        monkeypatch.setattr("ssd_ascend.serve.fleet.sys.executable", "/nowhere/at/all")
+        fleet = Fleet(place(fakes(1, parrot)))
+        fleet.start()
+        async with asyncio.timeout(PATIENCE_S):
+            while fleet.restarts < 2:
+                await asyncio.sleep(0.01)
+            monkeypatch.undo()
+            while fleet.pid("replica 0") is None:
+                await asyncio.sleep(0.01)
+        await fleet.close(10.0)
+        assert fleet.pid("replica 0") is None
+
+    asyncio.run(run())
+
+
+def test_nobody_waits_for_the_pause_before_another_start(parrot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        monkeypatch.setattr("ssd_ascend.serve.fleet._FIRST_PAUSE_S", 1e6)
+        monkeypatch.setattr("ssd_ascend.serve.fleet.sys.executable", "/nowhere/at/all")
+        fleet = Fleet(place(fakes(1, parrot)))
+        fleet.start()
+        async with asyncio.timeout(PATIENCE_S):
+            while fleet.restarts < 1:
+                await asyncio.sleep(0.01)
+            await fleet.close(1e6)
+
+    asyncio.run(run())
+
+
+def test_what_ends_with_the_signal_that_stops_us_is_not_started_anew(parrot: Path) -> None:
+    """A terminal's Ctrl-C reaches the servers, too, and they drain beside the router."""
+
+    async def run() -> None:
+        fleet = Fleet(place(fakes(1, parrot)))
+        fleet.start()
+        async with asyncio.timeout(PATIENCE_S):
+            while (pid := fleet.pid("replica 0")) is None:
+                await asyncio.sleep(0.01)
+            fleet.retire()
+            os.kill(pid, signal.SIGKILL)
+            await asyncio.gather(*fleet._keepers)
+        assert fleet.restarts == 0
+        await fleet.close(10.0)
+
+    asyncio.run(run())
+
+
+def test_a_second_signal_does_not_wait_for_the_plans_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The router would wait for requests, and then the fleet for its processes."""
+    told: list[str] = []
+
+    class Slow:
+        placed: tuple[Placed, ...] = ()
+
+        async def start(self, host: str, port: int) -> int:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return 1
+
+        async def wait_until_ready(self) -> None:
+            pass
+
+        async def close(self, seconds: float) -> None:
+            told.append("the router closes")
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(PATIENCE_S)
+
+    class Crew(Slow):
+        def start(self) -> None:  # type: ignore[override]
+            told.append("the fleet starts")
+
+        def retire(self) -> None:
+            told.append("the fleet retires")
+
+        async def close(self, seconds: float) -> None:
+            told.append("the fleet closes")
+            try:
+                await asyncio.sleep(PATIENCE_S)
+            finally:
+                told.append("at once")
+
+    monkeypatch.setattr(launch, "_fleet", lambda *_: Crew())
+    monkeypatch.setattr(launch, "_front", lambda *_: Slow())
+    topology = catalogue.find_topology("laptop-cpu")
+
+    async def run() -> None:
+        args = parse_arguments(["--topology", "laptop-cpu"], add_engine_arguments)
+        async with asyncio.timeout(PATIENCE_S / 2.0):
+            await launch._serve(args, ServerConfig(), [], topology, lambda line: None)
+
+    asyncio.run(run())
+    assert told == ["the fleet starts", "the fleet retires", "the router closes", "the fleet closes", "at once"]
 
 
 def test_two_servers_behind_a_router(parrot: Path) -> None:
