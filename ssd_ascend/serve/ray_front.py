@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Final
+from urllib.parse import quote
 
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.serve.http_wire import Request, read_answer
@@ -50,8 +51,7 @@ class Front:
     async def __call__(self, request: Any) -> Any:
         """Pass a request on; the answer streams as it comes. It ends with the client, whose leaving Serve tells."""
         self._router.watch()
-        query = f"?{request.url.query}" if request.url.query else ""
-        asked = Request(request.method, request.url.path + query, tuple(request.headers.raw), await request.body())
+        asked = Request(request.method, _target(request.scope), tuple(request.headers.raw), await request.body())
         pipe = Pipe(request.client.host if request.client else "?")
         passing = asyncio.create_task(self._router.handle(asked, pipe))
         passing.add_done_callback(lambda _: pipe.reader.feed_eof())
@@ -69,6 +69,13 @@ class Front:
     async def close(self) -> None:
         """Watch no longer."""
         await self._router.close(0.0)
+
+
+def _target(scope: Mapping[str, Any]) -> str:
+    """What a request asks for as its client wrote it, escapes and all: taken out of them, it might be no path."""
+    path = (scope.get("raw_path") or quote(scope["path"]).encode()).decode("latin-1")
+    query = scope["query_string"].decode("latin-1")
+    return f"{path}?{query}" if query else path
 
 
 async def _until_left(body: AsyncIterator[bytes], passing: asyncio.Task[None]) -> AsyncIterator[bytes]:

@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.serve.fleet import Fleet, place
+from ssd_ascend.serve.http_answers import answer
 from ssd_ascend.serve.http_wire import read_answer
 from ssd_ascend.serve.launch import flags_for, plan_for
 from ssd_ascend.serve.ray_front import Front
@@ -86,6 +87,28 @@ def test_a_client_that_leaves_before_the_answer_ends_its_request() -> None:
         await asyncio.wait_for(router.ended.wait(), PATIENCE_S)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("raw", [{}, {"raw_path": b"/v1/models/%E6%A8%A1%20b%0D%0A%3F"}])
+def test_a_path_is_asked_for_as_it_was_written(raw: dict[str, bytes]) -> None:
+    class Echo:
+        """A router that tells what it is asked."""
+
+        def watch(self) -> None:
+            pass
+
+        async def handle(self, request: Any, pipe: Any) -> None:
+            pipe.write(answer(200, request.onward("x").partition(b"\r\n")[0], "text/plain"))
+
+    async def run() -> bytes:
+        front = Front([])
+        front._router = Echo()  # type: ignore[assignment]
+        path = "/v1/models/\u6a21 b\r\n?"
+        scope = {"type": "http", "method": "GET", "path": path, "query_string": b"a=%20b", "headers": [], **raw}
+        told = await front(Request(scope, _nothing))
+        return b"".join([part async for part in told.body_iterator])
+
+    assert asyncio.run(run()) == b"GET /v1/models/%E6%A8%A1%20b%0D%0A%3F?a=%20b HTTP/1.1"
 
 
 async def _nothing() -> dict[str, Any]:
