@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from ssd_ascend.engine.async_engine import _GOODBYE_S
+from ssd_ascend.engine.process_link import _DEATH_S
 from ssd_ascend.flags import add_engine_arguments
 from ssd_ascend.serve.arguments import parse_arguments, server_config
+from ssd_ascend.serve.server import _LAST_WORDS_S
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = (ROOT / "deploy" / "ssd-ascend.service").read_text("utf-8")
@@ -45,7 +48,10 @@ def test_the_unit_outlasts_a_drain() -> None:
     assert flags == ["--config", "/etc/ssd-ascend/server.toml"]
     args = parse_arguments(["--config", str(ROOT / "deploy" / "server.toml")], add_engine_arguments)
     (patience,) = re.findall(r"^TimeoutStopSec=(\d+)$", UNIT, re.M)
-    assert int(patience) > server_config(args).drain_s + 5
+    worst = server_config(args).drain_s + _LAST_WORDS_S + _GOODBYE_S + _DEATH_S
+    assert int(patience) > worst
+    (container,) = re.findall(r"podman run --stop-timeout (\d+) ", CONTAINER)  # which has ten seconds otherwise
+    assert int(container) > worst
 
 
 @pytest.mark.skipif(VERIFY is None, reason="systemd-analyze is not installed")
