@@ -52,11 +52,14 @@ class fields:  # noqa: N801  reads as a function at the call site: log.info("loa
         return " ".join(f"{key}={_render(value)}" for key, value in self._values.items())
 
 
+_QUOTED = frozenset(" =\"'")
+
+
 def _render(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     text = str(value)
-    return repr(text) if not text or any(c.isspace() or c in "=\"'" for c in text) else text
+    return text if text.isprintable() and text and not _QUOTED & set(text) else repr(text)
 
 
 class _LineFormatter(logging.Formatter):

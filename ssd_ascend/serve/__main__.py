@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -46,6 +47,8 @@ def main(argv: Sequence[str] | None = None, *, engine_command: Sequence[str] | N
     except SsdError as error:
         print(f"ssd_ascend.serve: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # before there was anything to drain; from then on the signal is the server's
+        return 128 + signal.SIGINT
     return 0
 
 

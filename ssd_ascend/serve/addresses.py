@@ -10,8 +10,9 @@ from ssd_ascend.errors import ConfigError
 _BACKLOG = 2048
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises ConfigError when the address cannot be had."""
+def bind(host: str, port: int, *, flag: str = "--port") -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises ConfigError, which names the flag that gave the port, when
+    the address cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -22,9 +23,10 @@ def bind(host: str, port: int) -> socket.socket:
         sock.close()
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             raise ConfigError(
-                f"port {port} on {host} is taken by another program", remedy="choose another with --port, or 0 for any"
+                f"port {port} on {host} is taken by another program", remedy=f"choose another with {flag}, or 0 for any"
             ) from error
-        raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}", remedy=f"see {flag}") from error
     return sock
 
 

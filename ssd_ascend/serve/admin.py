@@ -15,11 +15,14 @@ from starlette.routing import Route
 
 from ssd_ascend.config.speculation import FanOutSpec
 from ssd_ascend.errors import RequestError
+from ssd_ascend.log import fields, get_logger
 from ssd_ascend.serve.app import health_of, key_check
 from ssd_ascend.serve.encoding import json_response
 from ssd_ascend.serve.errors import install_error_handlers
 from ssd_ascend.serve.state import ServerState
 from ssd_ascend.serve.strict import Strict, parse
+
+log = get_logger(__name__)
 
 
 class SpeculationChange(Strict):
@@ -101,7 +104,9 @@ def _change(state: ServerState, change: SpeculationChange) -> None:
         )
     wanted = change.lookahead or now.lookahead or most
     is_on = change.enabled if change.enabled is not None else bool(now.enabled or change.lookahead)
-    state.engine.tune(wanted if is_on else 0, [] if change.fan_out is None else _fan_out(state, change.fan_out, most))
+    fan_out = [] if change.fan_out is None else _fan_out(state, change.fan_out, most)
+    state.engine.tune(wanted if is_on else 0, fan_out)
+    log.info("speculation was changed %s", fields(**_speculation(state)._asdict()))
 
 
 def _fan_out(state: ServerState, wanted: int | list[int], lookahead: int) -> list[int]:

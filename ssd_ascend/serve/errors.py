@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from ssd_ascend.engine.async_engine import EngineUnavailableError
 from ssd_ascend.errors import RequestError
-from ssd_ascend.log import get_logger
+from ssd_ascend.log import fields, get_logger
 from ssd_ascend.serve.http_answers import error_body, error_headers
 
 log = get_logger(__name__)
@@ -79,7 +79,7 @@ def install_error_handlers(app: Starlette) -> None:
         return error_response(error.status_code, message, headers=headers)
 
     async def unexpected(request: Request, error: Exception) -> Response:
-        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        log.error("a request failed %s", fields(method=request.method, path=request.scope["path"]), exc_info=error)
         return error_response(500, f"the server failed: {type(error).__name__}")
 
     app.add_exception_handler(RequestError, bad_request)

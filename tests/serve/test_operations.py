@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 from ssd_ascend import env
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.flags import add_engine_arguments, engine_config
+from ssd_ascend.log import fields
 from ssd_ascend.serve.__main__ import main
 from ssd_ascend.serve.addresses import url_of
 from ssd_ascend.serve.arguments import flags_of_file, parse_arguments, server_config
@@ -200,6 +201,12 @@ def test_the_admin_endpoint(strict: LiveServer) -> None:
     assert strict.post(speculation, {"lookahead": 9}, **boss).json()["error"]["param"] == "lookahead"
     assert strict.post(speculation, {"fan_out": 2}, **boss).json()["error"]["param"] == "fan_out"  # no ssd configured
     strict.post(speculation, {"lookahead": 3}, **boss)
+
+    def changes() -> list[tuple[bool, int]]:
+        entries = [json.loads(text) for text in strict.errors if "speculation was changed" in text]
+        return [(entry["enabled"], entry["lookahead"]) for entry in entries]
+
+    eventually(lambda: changes() == [(False, 0), (True, 1), (True, 3)], "the log has what was done")
     assert drafted({**body, "speculation": False}) == 0
 
 
@@ -266,6 +273,34 @@ def test_flags_beat_the_file(tmp_path: Path) -> None:
     args = parse_arguments(["--config", str(file), "--port", "2"], add_engine_arguments)
     config = server_config(args)
     assert (config.port, config.max_queue, config.has_page, args.lookahead) == (2, 7, False, 2)
+
+
+def test_the_address_of_the_admin_endpoint_is_told_from_the_servers(
+    parrot: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        flags = ["--model", str(parrot), "--port", "0", "--admin-port", port, "--admin-key", "boss"]
+        assert main(flags) == 1
+    assert f"port {port} on 127.0.0.1 is taken by another program (choose another with --admin-port" in (
+        capsys.readouterr().err
+    )
+
+
+def test_who_interrupts_a_start_reads_no_trace(
+    parrot: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(running: Coroutine[Any, Any, None]) -> None:
+        running.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ssd_ascend.serve.__main__.asyncio.run", interrupted)
+    assert main(["--model", str(parrot)]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_what_a_client_writes_is_told_in_a_log_without_what_moves_a_cursor() -> None:
+    assert str(fields(path="/\x1b[31m", plain="/v1/\u6a21", empty="")) == "path='/\\x1b[31m' plain=/v1/\u6a21 empty=''"
 
 
 def test_an_admin_endpoint_without_a_port_is_none() -> None:
