@@ -75,8 +75,7 @@ class AsyncEngine:
         self.limits: EngineLimits | None = None
         self.info: EngineInfo | None = None
         self.stats = EngineStats()
-        self.degraded: str | None = None
-        """Why the engine serves slower than it should, if it does."""
+        self._degraded: str | None = None
         self.on_delta: Callable[[AnswerDelta], None] | None = None
         """Called with every delta, for metrics."""
         self.tuned: Tune | None = None
@@ -124,7 +123,7 @@ class AsyncEngine:
         How that went is told by `state`, which is FAILED again at once where there can be no process.
         """
         assert self.state is State.FAILED
-        self.progress, self.limits, self.degraded, self.stats = Progress("restarting"), None, None, EngineStats()
+        self.progress, self.limits, self._degraded, self.stats = Progress("restarting"), None, None, EngineStats()
         self._last_words, self._loss = None, Loss.START
         try:
             self._link = await ProcessLink.open(self._command, self.config)
@@ -145,6 +144,11 @@ class AsyncEngine:
     def pid(self) -> int:
         """The engine's process id."""
         return self._link.pid
+
+    @property
+    def degraded(self) -> str | None:
+        """Why the engine serves slower than it should, if it does, or what else is of concern."""
+        return self._watch.worry or self._degraded
 
     @property
     def num_requests(self) -> int:
@@ -285,7 +289,7 @@ class AsyncEngine:
                     self._tell(Abort(processed.abort))
                 self._deliver(processed.deltas)
             case Stats(stats, degraded):
-                self.stats, self.degraded = stats, degraded
+                self.stats, self._degraded = stats, degraded
             case Rejected(seq_id, message):
                 self._forget_starts([seq_id])
                 self._deliver(self._processor.fail(message, [seq_id]))

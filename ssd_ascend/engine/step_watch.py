@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 _LONGEST_TICK_S = 1.0
+_WORTH_TELLING_S = 30.0
 
 
 class StepWatch:
@@ -19,6 +20,13 @@ class StepWatch:
         self.tick_s = min(limit_s / 8.0, _LONGEST_TICK_S)
         self._owes = False
         self._silent_s = 0.0
+
+    @property
+    def worry(self) -> str | None:
+        """What is to be told of an engine that has been silent for a good part of its time, or for long enough."""
+        if not self._owes or self._silent_s < min(self.limit_s / 3.0, _WORTH_TELLING_S):
+            return None
+        return f"no step of the engine has ended for {self._silent_s:.0f} s"
 
     def asked(self) -> None:
         """The engine was told something, and owes a report from now on, unless it did already."""

@@ -93,8 +93,10 @@ def test_the_silence_of_an_engine_with_work_is_counted() -> None:
     watch.heard(has_work=True)
     assert not any(watch.tick(0.5) for _ in range(8))
     watch.asked()  # who owes a report owes it no later for being asked again
+    assert watch.worry == "no step of the engine has ended for 4 s"
     assert watch.tick(0.5)
     watch.heard(has_work=False)
+    assert watch.worry is None
     assert not any(watch.tick(0.5) for _ in range(99))
 
 
@@ -104,7 +106,10 @@ def test_a_time_in_which_nobody_listened_hardly_counts() -> None:
     assert not watch.tick(1000.0)
     endless = StepWatch(math.inf)
     endless.asked()
+    assert not any(endless.tick(1.0) for _ in range(30))
+    assert endless.worry is None
     assert not any(endless.tick(1.0) for _ in range(999))
+    assert endless.worry == "no step of the engine has ended for 1028 s"
 
 
 class Undead:

@@ -262,6 +262,7 @@ def test_an_engine_that_is_stuck_is_replaced(parrot: Path) -> None:
         next(stream)
         engine = live.engine_pid()
         os.kill(engine, signal.SIGSTOP)
+        eventually(lambda: live.get("/health").json().get("reason", "").startswith("no step"), "it shows before")
         assert "stuck" in list(stream)[-1]["error"]["message"]
         live.wait_for_line("ready: ")
         assert is_gone(engine)
