@@ -181,7 +181,7 @@ def _front(args: argparse.Namespace, serving: ServerConfig, replicas: list[Repli
         return Router(replicas, serving)
     from ssd_ascend.serve.ray_front import ServeFront
 
-    return ServeFront(replicas)
+    return ServeFront(replicas, serving)
 
 
 def _fleet(args: argparse.Namespace, roles: list[Role], topology: Topology) -> AnyFleet:

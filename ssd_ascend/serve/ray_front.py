@@ -14,6 +14,9 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from ssd_ascend.errors import ConfigError
+from ssd_ascend.serve.bodies import read_body
+from ssd_ascend.serve.config import ServerConfig
+from ssd_ascend.serve.errors import ApiError, error_response
 from ssd_ascend.serve.http_wire import Request, read_answer
 from ssd_ascend.serve.router import Router, health_of
 from ssd_ascend.serve.routing import Replica
@@ -44,14 +47,20 @@ class Pipe:
 class Front:
     """The deployment. Serve makes it and calls it with Starlette requests, in one asyncio loop."""
 
-    def __init__(self, replicas: Sequence[tuple[str, str, int]]) -> None:
-        """replicas: name, host and port of each."""
+    def __init__(self, replicas: Sequence[tuple[str, str, int]], max_body_bytes: int, read_timeout_s: float) -> None:
+        """replicas: name, host and port of each. The rest is as in `ServerConfig`, whose keys need not travel."""
         self._router = Router([Replica(*each) for each in replicas])
+        self._max_body_bytes = max_body_bytes
+        self._read_timeout_s = read_timeout_s
 
     async def __call__(self, request: Any) -> Any:
         """Pass a request on; the answer streams as it comes. It ends with the client, whose leaving Serve tells."""
         self._router.watch()
-        asked = Request(request.method, _target(request.scope), tuple(request.headers.raw), await request.body())
+        try:
+            body = await read_body(request, max_bytes=self._max_body_bytes, timeout_s=self._read_timeout_s)
+        except ApiError as refusal:
+            return error_response(refusal.status, str(refusal))
+        asked = Request(request.method, _target(request.scope), tuple(request.headers.raw), body)
         pipe = Pipe(request.client.host if request.client else "?")
         passing = asyncio.create_task(self._router.handle(asked, pipe))
         passing.add_done_callback(lambda _: pipe.reader.feed_eof())
@@ -92,7 +101,8 @@ async def _until_left(body: AsyncIterator[bytes], passing: asyncio.Task[None]) -
 class ServeFront:
     """The application, as the launcher holds it: see `launch.AnyFront`."""
 
-    def __init__(self, replicas: Sequence[Replica]) -> None:
+    def __init__(self, replicas: Sequence[Replica], limits: ServerConfig) -> None:
+        self._limits = limits.max_body_bytes, limits.read_timeout_s
         self._replicas = [(each.name, each.host, each.port) for each in replicas]
         try:
             self._serve = import_module("ray.serve")
@@ -115,7 +125,7 @@ class ServeFront:
         deployment = self._serve.deployment(
             Front, name="front", ray_actor_options={"num_cpus": 0}, max_ongoing_requests=100_000
         )
-        self._serve.run(deployment.bind(self._replicas), name=_NAME, route_prefix="/")
+        self._serve.run(deployment.bind(self._replicas, *self._limits), name=_NAME, route_prefix="/")
 
     async def wait_until_ready(self) -> None:
         """Return once every replica is ready, as the application says."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from ssd_ascend.core.grammar import Grammar
 from ssd_ascend.core.sampling import SamplingParams
@@ -16,6 +16,7 @@ from ssd_ascend.engine.answer_stream import AnswerStream
 from ssd_ascend.engine.answers import AnswerDelta
 from ssd_ascend.engine.async_engine import AsyncEngine, State
 from ssd_ascend.errors import RequestError
+from ssd_ascend.serve.bodies import read_body
 from ssd_ascend.serve.config import ServerConfig
 from ssd_ascend.serve.errors import ApiError
 from ssd_ascend.serve.limits import QueueLimit, RateLimit
@@ -151,24 +152,9 @@ class ServerState:
             await asyncio.to_thread(check, grammar, param=param)  # milliseconds, and more for a hostile one
 
     async def read_body(self, request: Request) -> bytes:
-        """The whole body of a request. Raises ApiError: 413 above the limit, 408 when it takes too long, 400 when the
-        client leaves."""
-        parts: list[bytes] = []
-        size, most = 0, self.config.max_body_bytes
-        if int(request.headers.get("content-length", 0)) > most:  # before the client is told to send it
-            raise ApiError(413, f"the body is over the limit of {most} bytes")
-        try:
-            async with asyncio.timeout(self.config.read_timeout_s):
-                async for part in request.stream():
-                    size += len(part)
-                    if size > most:
-                        raise ApiError(413, f"the body is over the limit of {most} bytes")
-                    parts.append(part)
-        except ClientDisconnect as error:
-            raise ApiError(400, "the client left before it had sent its request") from error
-        except TimeoutError as error:
-            raise ApiError(408, "the request took too long to arrive") from error
-        return b"".join(parts)
+        """The whole body of a request, within this server's bounds. Raises ApiError."""
+        config = self.config
+        return await read_body(request, max_bytes=config.max_body_bytes, timeout_s=config.read_timeout_s)
 
     async def off_loop(self, size: int, work: Callable[[], T]) -> T:
         """Do `work` on `size` characters: here when it is short, in a thread when others would have to wait for it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from ssd_ascend.serve.launch import flags_for, plan_for
 from ssd_ascend.serve.ray_front import Front
 from tests.serve.live import PATIENCE_S
 from tests.serve.test_fleet import LONG, ask, fakes
+
+LIMITS = 1 << 20, PATIENCE_S
 
 
 def answered(raw: bytes) -> tuple[int, tuple[tuple[bytes, bytes], ...], list[bytes]]:
@@ -78,7 +81,7 @@ def test_a_client_that_leaves_before_the_answer_ends_its_request() -> None:
                 self.ended.set()
 
     async def run() -> None:
-        front, router = Front([]), Silent()
+        front, router = Front([], *LIMITS), Silent()
         front._router = router  # type: ignore[assignment]
         scope = {"type": "http", "method": "GET", "path": "/x", "query_string": b"", "headers": []}
         asking = asyncio.create_task(front(Request(scope, _nothing)))
@@ -87,6 +90,22 @@ def test_a_client_that_leaves_before_the_answer_ends_its_request() -> None:
         await asyncio.wait_for(router.ended.wait(), PATIENCE_S)
 
     asyncio.run(run())
+
+
+def test_a_body_has_the_servers_bounds() -> None:
+    """It is read whole before a replica sees any of it."""
+
+    async def slowly() -> dict[str, Any]:
+        await asyncio.sleep(0.01)
+        return {"type": "http.request", "body": b"x" * 100, "more_body": True}
+
+    async def refused(max_body_bytes: int, read_timeout_s: float) -> tuple[int, Any]:
+        scope = {"type": "http", "method": "POST", "path": "/x", "query_string": b"", "headers": []}
+        told = await Front([], max_body_bytes, read_timeout_s)(Request(scope, slowly))
+        return told.status_code, json.loads(told.body)["error"]["code"]
+
+    assert asyncio.run(refused(1000, PATIENCE_S)) == (413, "body_too_large")
+    assert asyncio.run(refused(1 << 40, 0.1)) == (408, "request_timeout")
 
 
 @pytest.mark.parametrize("raw", [{}, {"raw_path": b"/v1/models/%E6%A8%A1%20b%0D%0A%3F"}])
@@ -101,7 +120,7 @@ def test_a_path_is_asked_for_as_it_was_written(raw: dict[str, bytes]) -> None:
             pipe.write(answer(200, request.onward("x").partition(b"\r\n")[0], "text/plain"))
 
     async def run() -> bytes:
-        front = Front([])
+        front = Front([], *LIMITS)
         front._router = Echo()  # type: ignore[assignment]
         path = "/v1/models/\u6a21 b\r\n?"
         scope = {"type": "http", "method": "GET", "path": path, "query_string": b"a=%20b", "headers": [], **raw}
@@ -118,7 +137,7 @@ async def _nothing() -> dict[str, Any]:
 def test_requests_pass_through_the_application(parrot: Path) -> None:
     async def run() -> None:
         fleet = Fleet(place(fakes(2, parrot)))
-        front = Front([(each.role.name, each.host, each.port) for each in fleet.placed])
+        front = Front([(each.role.name, each.host, each.port) for each in fleet.placed], *LIMITS)
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
             answer = await front(Request(scope, receive))
@@ -150,7 +169,7 @@ def test_requests_pass_through_the_application(parrot: Path) -> None:
 def test_who_leaves_ends_the_request_at_the_replica(parrot: Path) -> None:
     async def run() -> None:
         fleet = Fleet(place(fakes(1, parrot)))
-        front = Front([(each.role.name, each.host, each.port) for each in fleet.placed])
+        front = Front([(each.role.name, each.host, each.port) for each in fleet.placed], *LIMITS)
         fleet.start()
         body = b'{"prompt": "a b c", "max_tokens": 100000, "stream": true}'
         scope = {
