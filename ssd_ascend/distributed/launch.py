@@ -96,12 +96,13 @@ class Ranks:
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:
-        """Inside, an error of a device or a collective (a RuntimeError of whatever library) that comes of a lost rank
-        says so; and whoever gave a device work after the loss leaves here, for no other wake comes before he waits."""
+        """Inside, an error of a device or a collective (a RuntimeError of whatever library, or torch's ValueError for a
+        group that was aborted a moment ago) that comes of a lost rank says so. Whoever gave a device work after the
+        loss leaves here, too: nothing would end his wait for it."""
         try:
             yield
             self.leader.check()
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             lost = self.leader.lost(wait_s=_LAST_WORDS_S)
             if lost is None:
                 raise

@@ -25,10 +25,11 @@ from ssd_ascend.transport import tcp
 
 ROOT = Path(__file__).parents[2]
 SECRET = "a secret of the tests"
+PATIENCE_S = 120.0
 
 
 def until(done: object, what: str) -> None:
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + PATIENCE_S
     while not done():  # type: ignore[operator]
         assert time.monotonic() < deadline, what
         time.sleep(0.01)
@@ -39,7 +40,7 @@ def pair_of_ends(**options: float) -> tuple[Leader, Follower]:
         found: list[Follower] = []
         thread = threading.Thread(target=lambda: found.append(join("127.0.0.1", listener.port, SECRET, 1)))
         thread.start()
-        lines = gather(listener, 2, timeout_s=20.0)
+        lines = gather(listener, 2, timeout_s=PATIENCE_S)
         thread.join()
     return Leader(lines, **options), found[0]  # type: ignore[arg-type]
 
@@ -97,6 +98,8 @@ def test_nobody_waits_for_work_that_was_begun_after_a_loss() -> None:
     until(lambda: leader.failure is not None, "the failure is heard")
     with pytest.raises(WorkerError, match="rank 1 failed: no more"), ranks.explaining():
         pass
+    with pytest.raises(WorkerError, match="rank 1 failed: no more"), ranks.explaining():
+        raise ValueError("the group is not registered")  # what torch says of one that was aborted in this moment
     follower.close()
     leader.close()
 
@@ -107,7 +110,7 @@ def test_a_silent_rank_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     woken = threading.Event()
     leader = Leader({3: ours}, silence_s=0.3, on_failure=woken.set)
-    assert woken.wait(20.0)
+    assert woken.wait(PATIENCE_S)
     assert leader.failure == "rank 3 gave no sign of life for 0.3 s"
     leader.close()
     theirs.close()
@@ -137,7 +140,7 @@ def test_a_step_is_announced_within_a_third_of_a_millisecond(rows: int, context:
             [sys.executable, "-m", "tests.engine.control_echo", str(listener.port), SECRET],
             cwd=ROOT, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        leader = Leader(gather(listener, 2, timeout_s=60.0))
+        leader = Leader(gather(listener, 2, timeout_s=PATIENCE_S))
     began, writer = [], StepWriter()
     for start in starts:
         for table in tables:
@@ -147,7 +150,7 @@ def test_a_step_is_announced_within_a_third_of_a_millisecond(rows: int, context:
         leader.post(writer.pack(Mode.VERIFY, batch))
         time.sleep(0.003)
     leader.close()
-    told, _ = rank.communicate(timeout=30.0)
+    told, _ = rank.communicate(timeout=PATIENCE_S)
     took = [1e3 * (end - start) for start, end in zip(began, json.loads(told), strict=True)]
     print(f"{rows} rows of {context}: {statistics.median(took):.3f} ms, 90 % within {sorted(took)[269]:.3f}")
     assert statistics.median(took) < 0.3
