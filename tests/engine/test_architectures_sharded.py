@@ -26,9 +26,9 @@ class ThreadRanks:
 
     def _everyone(self, x: torch.Tensor) -> list[torch.Tensor]:
         self._seats[self.rank] = x
-        self._barrier.wait(timeout=30)
+        self._barrier.wait(timeout=300)
         tensors = [seat for seat in self._seats if seat is not None]
-        self._barrier.wait(timeout=30)
+        self._barrier.wait(timeout=300)
         return tensors
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
@@ -41,7 +41,7 @@ class ThreadRanks:
         return self._everyone(x)[src]
 
     def barrier(self) -> None:
-        self._barrier.wait(timeout=30)
+        self._barrier.wait(timeout=300)
 
 
 def logits_of(path: Path, size: int) -> list[torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -25,22 +25,28 @@ from tests.engine.harness import DEVICE
 from tests.toys import llama_config
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 20.0
-"""A fraction of what the library would wait; most of it is a process that starts."""
+LIBRARY_S = 300.0
+"""How long the library below waits: whoever waits with it fails, however slow the machine is."""
+
+
+_OVER = threading.Event()
+"""Of the module: a library is registered once."""
 
 
 @pytest.fixture
 def waiting_library() -> Iterator[str]:
-    """A library whose groups never come about, and whose waiting nothing ends."""
+    """A library whose groups never come about, and whose waiting nothing ends but this test."""
     name = "waiting"
 
     def create(*_: object) -> NoReturn:
-        time.sleep(3.0 * PATIENCE_S)
+        _OVER.wait(LIBRARY_S)
         raise RuntimeError("nobody came")
 
     if name not in distributed.Backend.backend_list:
         distributed.Backend.register_backend(name, create, devices=["cpu"])
+    _OVER.clear()
     yield name
+    _OVER.set()
     assert not distributed.is_initialized()
 
 
@@ -52,13 +58,11 @@ def waiting_library() -> Iterator[str]:
     ],
 )
 def test_a_rank_that_does_not_join_ends_the_waiting(waiting_library: str, entry: str, size: int, why: str) -> None:
-    began = time.monotonic()
     with pytest.raises(WorkerError, match=why):
         lead(
             waiting_library, torch.device("cpu"), size,
             entry=f"tests.engine.ranks_that_fail:{entry}", config={}, place=None,
         )  # fmt: skip
-    assert time.monotonic() - began < PATIENCE_S
 
 
 def test_a_mistake_of_ours_reaches_rank_0_and_leaves_its_trace(
@@ -88,9 +92,7 @@ def test_a_rank_that_is_killed_inside_the_real_library() -> None:
         "except WorkerError as error:\n"
         "    print(error)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=2.0 * PATIENCE_S
-    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=LIBRARY_S)
     assert done.returncode == 0, done.stderr[-2000:]
     assert re.match(r"rank 1 \(process \d+\) was killed by SIGKILL", done.stdout)
 

@@ -22,7 +22,8 @@ from tests.engine import workers
 from tests.unit.plain_messages import answer, request, same
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG_S = 60.0
+LONG_S = 300.0
+"""What nothing here takes, on the slowest machine either: processes that start with torch are among it."""
 QUICK = RestartPolicy(first_pause_s=0.02, longest_pause_s=0.2, grace_s=5.0)
 Start = Callable[..., WorkerSupervisor]
 
@@ -75,11 +76,11 @@ def serve_one(supervisor: WorkerSupervisor) -> Worker:
 
 @pytest.mark.parametrize("link_kind", ["unix", "gloo"])
 def test_a_worker_starts_serves_and_leaves_when_asked(start: Start, tmp_path: Path, link_kind: str) -> None:
-    before = time.monotonic()
-    supervisor = start("good", link_kind=link_kind, config={"lookahead": 3, "farewell": str(tmp_path / "farewell")})
-    assert time.monotonic() - before < 5.0  # an interpreter with torch takes longer on a busy machine than this call
-    assert supervisor.current() is None
+    told = {"lookahead": 3, "begin": str(tmp_path / "begin"), "farewell": str(tmp_path / "farewell")}
+    supervisor = start("good", link_kind=link_kind, config=told)
+    assert supervisor.current() is None  # nobody has waited for it, since it waits for us
     assert "starting" in (supervisor.health() or "")
+    (tmp_path / "begin").touch()
     worker = serve_one(supervisor)
     assert worker.hello.lookahead == 3
     assert (supervisor.state, supervisor.health(), supervisor.restarts) == (WorkerState.READY, None, 0)
@@ -200,7 +201,7 @@ PARENT = """
 import sys, time
 from ssd_ascend.speculation.supervisor import WorkerSupervisor
 supervisor = WorkerSupervisor("tests.engine.workers:prints", {"lookahead": 5})
-print(supervisor.wait_ready(60.0), supervisor.pid, flush=True)
+print(supervisor.wait_ready(300.0), supervisor.pid, flush=True)
 time.sleep(600.0)
 """
 

@@ -18,7 +18,6 @@ import pytest
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.core.request import EngineRequest
 from ssd_ascend.distributed.collectives import GroupCollectives
-from ssd_ascend.distributed.control import Leader
 from ssd_ascend.engine.engine import Engine
 from ssd_ascend.engine.gather import from_plain, to_plain
 from ssd_ascend.engine.run_ahead import RunAhead
@@ -37,6 +36,8 @@ from tests.engine.harness import (
 )
 
 PROMPTS = prompts_of([1, 5, 17, 33, 16])
+SOON_S = 120.0
+"""What the slowest machine takes for what takes seconds; the libraries themselves would wait for minutes more."""
 
 
 def rank_pids(engine: Engine) -> list[int]:
@@ -71,7 +72,7 @@ def kill_a_rank(engine: Engine) -> None:
     began = time.monotonic()
     with pytest.raises(WorkerError, match=rf"rank 1 \(process {pid}\) was killed by SIGKILL"):
         steps(engine, 400)
-    assert time.monotonic() - began < 20.0
+    assert time.monotonic() - began < SOON_S
 
 
 @pytest.mark.parametrize(
@@ -134,20 +135,22 @@ def test_a_killed_rank_is_named_and_nothing_hangs(pair: Path) -> None:
     assert rank_pids(engine) == []
 
 
-def test_a_rank_that_stops_holds_nobody_up(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_stops_holds_nobody_up(pair: Path) -> None:
     """It keeps its connections, and rank 0 waits for it inside the library."""
     needs_devices(2)
-    monkeypatch.setitem(Leader.__init__.__kwdefaults__, "silence_s", 6.0)
     engine = make_engine(pair, tensor_parallel=2)
     try:
         engine.submit(EngineRequest(id=0, prompt_token_ids=[3, 4, 5], sampling=greedy(400)))
         engine.step()
         (pid,) = rank_pids(engine)
         os.kill(pid, signal.SIGSTOP)
+        ranks = engine._executor.target._ranks
+        assert ranks is not None
+        ranks.leader._silence_s = 6.0  # from here on: a rank that loads on a busy machine may be silent for longer
         began = time.monotonic()
         with pytest.raises(WorkerError, match="rank 1 gave no sign of life for 6 s"):
             steps(engine, 400)
-        assert time.monotonic() - began < 20.0
+        assert time.monotonic() - began < SOON_S
     finally:
         engine.close()
     assert rank_pids(engine) == []
@@ -223,7 +226,7 @@ def test_no_rank_outlives_its_leader(pair: Path) -> None:
     (rank,) = children_of(leader.pid)
     leader.kill()
     leader.communicate()
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + SOON_S
     while Path(f"/proc/{rank}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{rank}").exists()

@@ -22,7 +22,7 @@ from ssd_ascend.engine import builder
 from ssd_ascend.engine.rank import run_steps
 from ssd_ascend.runtime.model_runner import ModelRunner
 
-_PATIENCE_S = 30.0
+_PATIENCE_S = 300.0
 
 
 class Ran(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ssd_ascend.errors import ConfigError
@@ -25,7 +26,10 @@ def hello(lookahead: int) -> Hello:
 
 
 def good(line: Transport, config: Mapping[str, Any]) -> None:
-    """Says hello, answers, and leaves when asked; `lookahead` shows that the config arrived."""
+    """Says hello, once there is a file `begin` if one is named, answers, and leaves when asked; `lookahead` shows that
+    the config arrived."""
+    while "begin" in config and not Path(config["begin"]).exists():
+        time.sleep(0.01)
     line.send(hello(config["lookahead"]))
     if config.get("stubborn"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
