@@ -174,6 +174,7 @@ def test_messages_need_an_expansion_that_has_them(
     monkeypatch.setenv("SSD_NPU_EMULATOR", "1")
     torch.multiprocessing.spawn(budget, (2, str(tmp_path / "store")), nprocs=2)
     monkeypatch.setenv("HCCL_OP_EXPANSION_MODE", "AIV")
+    monkeypatch.setenv("TASK_QUEUE_ENABLE", "0")  # a queue that fails may lose what is launched in that moment
     torch.multiprocessing.spawn(no_messages, (2, str(tmp_path / "store2")), nprocs=2)
 
 
@@ -211,7 +212,6 @@ def no_messages(rank: int, size: int, store: str) -> None:
     x = torch.ones(4, device=device)
     dist.all_reduce(x)
     assert x.tolist() == [2.0] * 4
-    with pytest.raises(RuntimeError, match="no send and receive"):  # noqa: PT012 - raised here or, by the queue, there
+    with pytest.raises(RuntimeError, match="no send and receive"):
         dist.send(x, 1 - rank) if rank == 0 else dist.recv(x, 1 - rank)
-        torch.npu.synchronize()
     os._exit(0)  # the device is lost, and the group would wait for it
