@@ -278,7 +278,7 @@ class AsyncEngine:
         await self._watch.wait_until_stuck()
         self._last_words = f"the engine was stuck: it had work, and ended no step for {self._watch.limit_s:g} s"
         self._loss = Loss.STUCK
-        link.kill()
+        await link.kill()
 
     def _take(self, report: Report) -> None:
         match report:
@@ -312,6 +312,8 @@ class AsyncEngine:
             self.failure = self._last_words or f"the engine process died ({ending})"
             if self.state is not State.STARTING:  # a failed start is told to who waits for it
                 log.error("%s", self.failure)
+            if where := link.where():
+                log.error("where the engine was:\n%s", where)
             self._note_loss()
             self._enter(State.FAILED)
         if self._closing or not self.keeps_unstarted:

@@ -6,6 +6,7 @@ length in four bytes, then the msgpack of one of these structs.
 
 from __future__ import annotations
 
+import signal
 import struct
 
 import msgspec
@@ -16,6 +17,8 @@ from ssd_ascend.core.stats import EngineStats
 from ssd_ascend.engine.identity import EngineInfo, EngineLimits
 
 HEADER = struct.Struct("!I")
+WHERE_SIGNAL = signal.SIGUSR1
+"""At which an engine process puts down where it is: what is stuck in a step takes no message."""
 
 
 # -- front end -> engine -----------------------------------------------------------------------------------------------

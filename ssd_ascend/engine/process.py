@@ -7,6 +7,7 @@ or, in the middle of a long build, by the kernel's parent-death signal.
 
 from __future__ import annotations
 
+import faulthandler
 import signal
 import socket
 import sys
@@ -20,6 +21,7 @@ from ssd_ascend.core.stats import EngineStats
 from ssd_ascend.engine.channel import ChannelClosedError, EngineChannel
 from ssd_ascend.engine.identity import EngineInfo, EngineLimits
 from ssd_ascend.engine.messages import (
+    WHERE_SIGNAL,
     Abort,
     Command,
     Failed,
@@ -172,8 +174,11 @@ def _build_real(config: EngineConfig, report: Report) -> StepEngine:
 
 
 def main(argv: Sequence[str], build: Build = _build_real) -> int:
-    """`argv`: the file descriptor of the socket and the process id of the front end."""
-    descriptor, parent = int(argv[0]), int(argv[1])
+    """`argv`: the file descriptor of the socket, the process id of the front end, and the descriptor of a file for
+    where we are when we crash, or are asked because a step does not end (the loop itself cannot tell then)."""
+    descriptor, parent, stacks = (int(word) for word in argv)
+    faulthandler.enable(stacks)
+    faulthandler.register(WHERE_SIGNAL, stacks)
     # a terminal's Ctrl-C and a supervisor's SIGTERM reach the whole group; the front end decides when we stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,7 +1,8 @@
 """A parrot in place of a model: it says its prompt over and over, several tokens a step, in a process of its own.
 
 Words in the prompt make it misbehave: SLOW (20 ms a step), FAIL (the sequence fails), CRASH (the step raises), KILL
-(the process is killed), LOST (a worker is lost). Between SAY[ and ]YAS stands what it says instead, once.
+(the process is killed), FAULT (by itself), HANG (the step does not end), LOST (a worker is lost). Between SAY[ and ]YAS
+stands what it says instead, once.
 All around it is the real thing: process, line, front end, HTTP.
 """
 
@@ -150,6 +151,10 @@ class ParrotEngine:
         if len(bird.said) > 2 * LOOKAHEAD:
             if "KILL" in bird.text:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if "FAULT" in bird.text:
+                os.kill(os.getpid(), signal.SIGSEGV)
+            if "HANG" in bird.text:
+                time.sleep(1e6)
             if "CRASH" in bird.text:
                 raise ZeroDivisionError("a bug of the parrot")
 

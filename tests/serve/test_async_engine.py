@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import math
 import socket
 import sys
@@ -132,7 +133,8 @@ def test_nobody_waits_for_a_process_that_cannot_be_killed(monkeypatch: pytest.Mo
     async def ending() -> str:
         ours, theirs = socket.socketpair()
         with theirs:
-            link = ProcessLink(cast(asyncio.subprocess.Process, Undead()), *await asyncio.open_connection(sock=ours))
+            line = await asyncio.open_connection(sock=ours)
+            link = ProcessLink(cast(asyncio.subprocess.Process, Undead()), *line, io.BytesIO())
             reading = asyncio.create_task(read_all(link))
             told = await asyncio.wait_for(link.ending(), 60)
             await link.close(0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -274,6 +275,20 @@ def test_an_engine_that_is_stuck_is_replaced(parrot: Path) -> None:
         assert live.metric('ssd_engine_losses_total{how="stuck"}') == 2
         assert live.stop() == 0
         assert sum("the engine was stuck: it had work, and ended no step for 3 s" in line for line in live.errors) == 2
+
+
+@pytest.mark.parametrize("how", ["HANG", "FAULT"])
+def test_the_log_says_where_an_engine_was(parrot: Path, how: str) -> None:
+    """That was stuck, or crashed; its own loop could not say so."""
+    with LiveServer("--model", str(parrot), "--step-timeout", "2", "--log-format", "json") as live:
+        live.wait_until_ready()
+        assert live.post("/v1/completions", {"prompt": f"{how} now", "max_tokens": 200}).status_code == 500
+        live.wait_for_line("ready: ")
+        assert live.stop() == 0
+        told = [json.loads(line)["message"] for line in live.errors]
+        (where,) = [message for message in told if message.startswith("where the engine was:")]
+        assert "_misbehave" in where
+        assert ("SIGSEGV" if how == "FAULT" else "stuck") in told[0]
 
 
 def test_a_server_that_was_stopped_itself_does_not_blame_its_engine(parrot: Path) -> None:
