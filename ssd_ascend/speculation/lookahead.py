@@ -52,7 +52,10 @@ class LookaheadController:
         return not self._may_stop
 
     def choose(self, seq_ids: Rows[int]) -> list[int]:
-        """Drafts wanted per row. Starts the clock of the step."""
+        """Drafts wanted per row. Starts the clock of the step. Without rows, which only reads prompts, nothing is
+        tried."""
+        if not seq_ids:
+            return []
         self._started_s = time.perf_counter()
         if not self._may_stop:
             return [self.max_lookahead] * len(seq_ids)
@@ -100,7 +103,8 @@ class LookaheadController:
     # -- measurements ------------------------------------------------------------------------------------------------
 
     def step_ended(self, num_rows: int, drafts: int) -> None:
-        """The target's verdict is there: a step of `num_rows` rows, the longest with `drafts`, took since `choose`."""
+        """The target's verdict is there: a step of `num_rows` rows, the longest with `drafts`, took since `choose`.
+        To be told only of steps that did nothing else: a prompt lasts as long as many of them."""
         key = (num_rows.bit_length(), drafts)
         self._times.setdefault(key, deque(maxlen=_WINDOW)).append(time.perf_counter() - self._started_s)
 
