@@ -158,8 +158,7 @@ class Engine:
         """
         self._scheduler.lookahead = max(0, min(lookahead, self._speculator.lookahead))
         self._speculates = self._scheduler.lookahead > 0 or self._speculator.lookahead == 0
-        if fan_out:
-            self._speculator.tune(fan_out)
+        self._speculator.tune(self._scheduler.lookahead, fan_out)
         if not self._speculates:
             self._speculator.release(self._scheduler.live_ids)
 

@@ -66,8 +66,9 @@ class Speculator(Protocol):
         """Forget sequences that finished, were aborted, or were preempted."""
         ...
 
-    def tune(self, fan_out: Rows[int]) -> None:
-        """Prepare for so many guesses per accepted length from now on; nothing where nothing is prepared."""
+    def tune(self, lookahead: int, fan_out: Rows[int]) -> None:
+        """From now on rows carry so many drafts at most; more of them are of no use. fan_out: guesses per accepted
+        length to prepare, where any are; empty leaves them as they are."""
         ...
 
     def health(self) -> str | None:

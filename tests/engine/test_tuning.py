@@ -8,7 +8,9 @@ import pytest
 
 from ssd_ascend.core.request import EngineRequest, TokenDelta
 from ssd_ascend.engine.engine import Engine
-from tests.engine.harness import drive, greedy, make_engine, prompts_of, run, speculation, write_pair
+from ssd_ascend.engine.hits_ahead import HitsAhead
+from tests.engine.capturing import capture_everywhere, record_taken
+from tests.engine.harness import DEVICE, drive, greedy, make_engine, prompts_of, run, speculation, write_pair
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +81,54 @@ def test_fewer_guesses_from_now_on(pair: Path) -> None:
             engine.close()
 
     assert 0 < hits([1, 0, 0, 0, 1]) < hits([])
+
+
+@pytest.mark.skipif(DEVICE == "npu", reason="its lengths are the host's: nothing goes ahead")
+def test_verifications_that_are_queued_carry_no_more_drafts_than_wanted(
+    pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those with more would be thrown away, and be run twice."""
+    capture_everywhere(monkeypatch)
+    taken = record_taken(monkeypatch, HitsAhead, lambda plan, speculation: speculation.num_tokens)
+    prompts = prompts_of([5, 6])
+    plain = run(pair, prompts, greedy(60)).tokens
+    engine = make_engine(pair, speculation(pair, "ssd", lookahead=4, on_miss="decline"))
+    queued: list[int] = []
+    ahead = engine._executor.ahead
+    assert isinstance(ahead, HitsAhead)
+    engine._speculator.queue_with(lambda rows: ahead.queue(rows) and not queued.append(len(rows)))  # type: ignore[attr-defined, func-returns-value]
+    try:
+        engine.tune(2)
+        assert drive(engine, prompts, greedy(60)).tokens == plain
+    finally:
+        engine.close()
+    assert len(queued) - len(taken) < 3
+    assert max(map(max, taken)) == 2
+
+
+@pytest.mark.skipif(DEVICE == "npu", reason="its lengths are the host's: nothing goes ahead")
+@pytest.mark.parametrize("what", ["model", "eagle3"])
+def test_chains_that_are_queued_are_no_longer_than_wanted(
+    pair: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Nor are whole rounds queued, which were captured for the most."""
+    capture_everywhere(monkeypatch)
+    prompts = prompts_of([5, 9])
+    plain = run(pair, prompts, greedy(30)).tokens
+    engine = make_engine(pair, speculation(pair, "sd", what, lookahead=4))
+    asked: list[int] = []
+    drafter = engine._speculator._drafter  # type: ignore[attr-defined]
+    own, follow = drafter.chain, drafter.follow
+    monkeypatch.setattr(drafter, "chain", lambda seqs, k: (asked.append(k), own(seqs, k))[1])
+    monkeypatch.setattr(drafter, "follow", lambda *args: (asked.append(4), follow(*args))[1])
+    try:
+        engine.tune(1)
+        found = drive(engine, prompts, greedy(30))
+    finally:
+        engine.close()
+    assert found.tokens == plain
+    assert set(asked) == {1}
+    assert found.stats.speculation.drafted > 10
 
 
 def test_a_plain_engine_takes_it_calmly(pair: Path) -> None:

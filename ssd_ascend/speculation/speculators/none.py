@@ -43,7 +43,7 @@ class NoSpeculator:
     def release(self, seq_ids: Rows[int]) -> None:
         """Nothing is held."""
 
-    def tune(self, fan_out: Rows[int]) -> None:
+    def tune(self, lookahead: int, fan_out: Rows[int]) -> None:
         """Nothing is prepared."""
 
     def health(self) -> str | None:

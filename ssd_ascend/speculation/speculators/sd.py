@@ -82,7 +82,7 @@ class SdSpeculator:
     ) -> None:
         """`early`: draft when the outcomes are known, not when drafts are asked for."""
         self.stats = SpeculationStats()
-        self.lookahead = controller.max_lookahead
+        self.lookahead = self._most = controller.max_lookahead
         self.wants_features = drafter.wants_features
         self._drafter = drafter
         self._controller = controller
@@ -200,7 +200,7 @@ class SdSpeculator:
             seqs.append(known)
         if not seqs or self._ahead is not None:
             return None
-        return _Early(seqs, [seq.num_tokens for seq in seqs], self._chain(seqs, self.lookahead))
+        return _Early(seqs, [seq.num_tokens for seq in seqs], self._chain(seqs, self._most))
 
     @property
     def goes_ahead(self) -> bool:
@@ -209,7 +209,7 @@ class SdSpeculator:
 
     def draft_ahead(self, sequences: Rows[Sequence], verdict: Verdict, verify: ForwardBatch) -> bool:
         """See `AheadSpeculator`."""
-        if self._following is None:
+        if self._following is None or self._most < self.lookahead:  # its rounds are captured, whole
             return False
         known = [self._sequences.get(seq.id) for seq in sequences]
         seqs = [own for own, seq in zip(known, sequences, strict=True) if own and own.num_tokens == seq.num_tokens]
@@ -230,8 +230,9 @@ class SdSpeculator:
             if (seq := self._sequences.pop(seq_id, None)) is not None:
                 self._drafter.release(seq)
 
-    def tune(self, fan_out: Rows[int]) -> None:
-        """Nothing is prepared: it drafts when asked."""
+    def tune(self, lookahead: int, fan_out: Rows[int]) -> None:
+        """Chains that are queued before they are asked for are as long; no guesses are prepared."""
+        self._most = lookahead
 
     def health(self) -> str | None:
         """Well: it lives in the engine's own process."""

@@ -126,7 +126,7 @@ class SsdSpeculator:
         """beside: a context whose work runs beside the device's next step; None where the host is the device.
         is_apart: whether who drafts shares no device with the target, and can read a prompt at the same time."""
         self.stats = SpeculationStats()
-        self.lookahead = lookahead
+        self.lookahead = self._most = lookahead
         self.wants_features = features is not None
         self._features = features
         self._target_vocab = target_vocab
@@ -267,7 +267,7 @@ class SsdSpeculator:
         rows = []
         for one in going:
             offer = self._worker.offered(one.seq.id, one.num_tokens)
-            most = one.seq.num_remaining - len(one.new_tokens) - 1
+            most = min(self._most, one.seq.num_remaining - len(one.new_tokens) - 1)
             drafts = [] if offer is None or offer.law is not None else offer.tokens[:most]
             rows.append(NextRow(one.seq, one.new_tokens[-1], drafts, one.num_tokens + len(drafts)))
         with trace.span("ahead"):
@@ -347,9 +347,11 @@ class SsdSpeculator:
             self._post_what_waits()  # what is to be forgotten must be known first
         self._worker.release(seq_ids)
 
-    def tune(self, fan_out: Rows[int]) -> None:
-        """The worker hears of it with the next request, and so does every one after it."""
-        self._worker.tune(fan_out)
+    def tune(self, lookahead: int, fan_out: Rows[int]) -> None:
+        """Of guesses the worker hears with the next request, and so does every one after it; drafts are cut here."""
+        self._most = lookahead
+        if fan_out:
+            self._worker.tune(fan_out)
 
     def health(self) -> str | None:
         """One sentence while there is no worker."""
