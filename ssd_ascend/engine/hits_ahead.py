@@ -76,6 +76,8 @@ class HitsAhead:
         """See `Ahead`: nothing can be queued before the verdict is there, but that can be sent for."""
         if output.verdict is not None or output.greedy is None:
             return output
+        if not all(seq.sampling.wants_only_arg_max for seq in plan.sampled):
+            return output  # whose tokens it takes more to tell
         return replace(output, verdict=Arriving(output.greedy))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
@@ -108,6 +109,8 @@ class DraftSequence:
     drafted: Callable[[], Rows[int]] | None = None
     """Tokens of the entries that follow, from the last drafting; valid as far as they were accepted. A call, as they
     may still be on their way from the device."""
+    key: int = field(default_factory=itertools.count().__next__)
+    """By what a drafter keeps state for it: unlike `id`, no other sequence has it, of whatever target."""
 
     @property
     def num_tokens(self) -> int:

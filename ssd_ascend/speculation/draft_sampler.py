@@ -62,9 +62,9 @@ class DraftSampler:
         self._counts = TokenCounts()
         self._masks = masks
 
-    def release(self, seq_ids: Iterable[int]) -> None:
-        """Forget token counts and matchers of sequences that ended."""
-        ended = list(seq_ids)
+    def release(self, keys: Iterable[int]) -> None:
+        """Forget token counts and matchers of sequences that ended, see `DraftSequence.key`."""
+        ended = list(keys)
         self._counts.release(ended)
         if self._masks is not None:
             self._masks.release(ended)
@@ -85,7 +85,7 @@ class DraftSampler:
             num_prompt_tokens=seq.num_prompt_tokens,
             stop_ids=seq.stop_ids,
             temperature=self._temperature if not seq.sampling.greedy else None,
-            seq_id=seq.id,
+            seq_id=seq.key,
             token_ids=seq.token_ids,
             tail=tail if seq.sampling.has_penalties else None,
             drafts=drafts,

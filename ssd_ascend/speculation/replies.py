@@ -42,7 +42,7 @@ def replies_of(chain: Chain) -> list[Reply]:
 
 
 def pack(number: int, seqs: Rows[DraftSequence], replies: Rows[Reply], *, width: int, stats: WorkerStats) -> Answer:
-    """The answer to request `number`; laws are padded to `width`."""
+    """The answer to request `number`; laws are padded to `width`, and the device is done with them."""
     laws = [_padded(reply.law, width) for reply in replies if reply.law is not None]
     return Answer(
         number=number,
@@ -50,9 +50,18 @@ def pack(number: int, seqs: Rows[DraftSequence], replies: Rows[Reply], *, width:
         sources=[int(reply.source) for reply in replies],
         drafts=[list(reply.tokens) for reply in replies],
         has_law=[reply.law is not None for reply in replies],
-        law=torch.stack(laws) if laws else None,
+        law=_whole(torch.stack(laws)) if laws else None,
         stats=stats,
     )
+
+
+def _whole(law: torch.Tensor) -> torch.Tensor:
+    """A worker's thread has a stream of its own, and the target reads the law on another."""
+    if law.device.type != "cpu":
+        over = torch.Event(device=law.device)
+        over.record()
+        over.synchronize()
+    return law
 
 
 def _padded(law: torch.Tensor, width: int) -> torch.Tensor:

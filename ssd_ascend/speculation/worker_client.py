@@ -50,10 +50,12 @@ class Offer:
 
 
 class Asked(NamedTuple):
-    """What a request asks for a sequence: tokens it will then have, and whether the cache is looked up."""
+    """What a request asks for a sequence: tokens it will then have, whether the cache is looked up, and whether its
+    drafts are point masses, which can be told ahead."""
 
     num_tokens: int
     looked_up: bool
+    foreseeable: bool = True
 
 
 class WorkerClient:
@@ -126,6 +128,7 @@ class WorkerClient:
 
     def expect(self, attaches: list[Attach]) -> None:
         """Have the worker read these prompts while the target reads them, and foresee the first token."""
+        self._drain()  # answers that lay here while nobody asked for anything
         self.post(attaches, [], {attach.seq_id: Asked(len(attach.token_ids), looked_up=False) for attach in attaches})
         self._expected.update(self.attached.intersection(attach.seq_id for attach in attaches))
 
@@ -193,6 +196,8 @@ class WorkerClient:
             self._lose(str(error))
             return
         self.attached.update(attach.seq_id for attach in attaches)
+        if not any(one.foreseeable for one in asked.values()):
+            self._told = self._number  # there is nothing to hear before the answer
 
     def collect(self) -> None:
         """Take the answer to the last request, waiting a little where that is worth it."""
@@ -309,7 +314,7 @@ class WorkerClient:
         self._count(message.stats)
         self._idle_s.add(message.stats.idle_s - self._idle_before_s)
         self._idle_before_s = message.stats.idle_s
-        self._told = message.number
+        self._told = max(self._told, message.number)
         self._expected.difference_update(message.seq_ids)
         self._ahead.take_in(message, self.attached)
         if self._open and self._number in self._found_of:

@@ -54,6 +54,7 @@ class WorkerPool:
         self._even_out()
         self.stats.worker_alive = bool(self._ready)
         self.stats.worker_restarts = sum(link.restarts for link in self._links)
+        self._add_up()
         return bool(self._ready)
 
     def _even_out(self) -> None:
@@ -129,6 +130,9 @@ class WorkerPool:
         """Take every worker's answer; all of them were asked before any is waited for."""
         for client in self._clients:
             client.collect()
+        self._add_up()
+
+    def _add_up(self) -> None:
         for name in _SUMMED:
             setattr(self.stats, name, sum(getattr(client.stats, name) for client in self._clients))
 
@@ -154,6 +158,7 @@ class WorkerPool:
         """None when all are in service, else how many are not, and why the first is not."""
         self.stats.worker_alive = any(link.current() is not None for link in self._links)
         self.stats.worker_restarts = sum(link.restarts for link in self._links)
+        self._add_up()
         missing = [reason for client in self._clients if (reason := client.health()) is not None]
         if not missing:
             return None

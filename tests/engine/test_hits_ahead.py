@@ -160,3 +160,15 @@ def test_a_cpu_does_not_go_ahead_by_itself(pair: Path, monkeypatch: pytest.Monke
     engine = engine_of(pair, "model")
     assert engine._executor.slots_ahead == 0
     engine.close()
+
+
+def test_a_verdict_is_sent_for_where_it_is_all_that_is_asked(pair: Path) -> None:
+    """Drawn rows have their tokens from kernels that must be queued meanwhile, not once it is there."""
+    heard: list[bool] = []
+    for sampling in (greedy(20), SamplingParams(temperature=0.9, seed=5, max_tokens=20)):
+        engine = engine_of(pair, "model")
+        own = engine._speculator.meanwhile
+        engine._speculator.meanwhile = lambda verdict, own=own: (heard.append(verdict is not None), own(verdict))[1]  # type: ignore[method-assign,misc]
+        answers(engine, PROMPTS[:1], [sampling], every=50)
+        assert any(heard) is sampling.greedy
+        heard.clear()

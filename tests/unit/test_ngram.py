@@ -103,3 +103,16 @@ def outcomes(branches: list[Branch], guesses: list[int], chain: Chain) -> dict[t
     """The drafts for every outcome that has some."""
     rows = zip(branches, guesses, chain.tokens.tolist(), chain.num_tokens, strict=True)
     return {(branch.depth, guess): tokens[:count] for branch, guess, tokens, count in rows if count}
+
+
+def test_sequences_of_two_targets_may_have_one_id() -> None:
+    """A speculator's targets each number their own from 0, and share its drafter."""
+    drafter = NgramDrafter(num_target_tokens=64, device=torch.device("cpu"))
+    one, other = (
+        DraftSequence(0, text, 2, SamplingParams(temperature=0.0), 1, frozenset())
+        for text in ([5, 6, 7, 8, 9, 1] * 3 + [5, 6, 7], [20, 21, 22] * 6 + [5, 6, 7])
+    )
+    assert drafter.chain([one], 3).tokens.tolist() == [[8, 9, 1]]
+    assert drafter.chain([other], 3).num_tokens == [0]
+    drafter.release(other)
+    assert drafter.chain([one], 3).tokens.tolist() == [[8, 9, 1]]

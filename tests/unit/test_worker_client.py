@@ -516,7 +516,7 @@ def test_a_prompt_that_is_read_in_time_has_drafts_at_once_and_another_is_not_wai
     assert (stage.stats.lookups, stage.stats.hits) == (1, 1)
     stage.client.post([], first, {2: Asked(9, True), 3: Asked(9, True)})
     stage.client.collect()
-    assert stage.line.waits == [0.0] * 2, "look-up took what lay there"
+    assert stage.line.waits == [0.0] * 4, "what lay there was taken, by the prompts and by the look-up"
     offer = stage.client.take(sequence(9, seq_id=2))
     assert offer is not None
     assert offer.source is Source.HIT
@@ -563,3 +563,48 @@ def test_a_miss_that_nobody_would_draft_for_is_not_waited_for(stage: Stage, wort
     stage.line.due(answer(2, drafts=[[]], sources=[Source.DECLINED]))
     stage.client.look_up([])
     assert (stage.stats.lookups, stage.stats.hits, stage.link.reports) == (2, 1, [])
+
+
+class There:
+    """A verdict that is there already."""
+
+    def is_there(self) -> bool:
+        return True
+
+    def rows(self) -> list[list[int]]:
+        return []
+
+
+@pytest.mark.parametrize("foreseeable", [True, False])
+def test_nobody_listens_for_what_cannot_be_told_ahead(stage: Stage, foreseeable: bool) -> None:
+    """Of rows that are drawn nothing is: their step must not be kept from what follows it."""
+    stage.answered(8)
+    began = stage.clock.now
+    outcome = VerificationOutcome(1, 0, 4)
+    update = Update(outcome=outcome, num_tokens_before=8, new_tokens=[4])
+    stage.client.post([], [update], {1: Asked(9, True, foreseeable=foreseeable)})
+    stage.client.listen(began + 0.5, There())
+    assert (stage.clock.now > began + 0.4) is foreseeable
+
+
+def test_a_pause_is_no_time_that_an_answer_took(stage: Stage) -> None:
+    """The answer to the last words lies there while nobody asks for anything; the next prompt comes a minute later."""
+    for num_tokens in range(8, 20):
+        stage.answered(num_tokens)
+    stage.client.release([1])
+    for seq_id in range(2, 14):
+        stage.line.due(answer(stage.line.sent[-1].number, seq_ids=[], sources=[], drafts=[], has_law=[]))
+        stage.clock.now += 60.0
+        prompt = Attach(
+            seq_id=seq_id, token_ids=[3] * 5, num_prompt_tokens=5, sampling=SamplingParams(), seed=0,
+            stop_ids=frozenset(),
+        )  # fmt: skip
+        stage.client.expect([prompt])
+        stage.line.due(answer(stage.line.sent[-1].number, seq_ids=[seq_id]))
+        stage.client.look_up([])
+        stage.client.release([seq_id])
+    stage.knows(99)
+    stage.line.waits.clear()
+    stage.post(99, num_tokens=9)
+    stage.client.collect()
+    assert 0.0 < max(stage.line.waits) < 0.9

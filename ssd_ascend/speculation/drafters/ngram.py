@@ -35,7 +35,7 @@ class NgramDrafter:
         self._indexes: dict[int, NgramIndex] = {}
 
     def _index(self, seq: DraftSequence) -> NgramIndex:
-        index = self._indexes.setdefault(seq.id, NgramIndex())
+        index = self._indexes.setdefault(seq.key, NgramIndex())
         index.update(seq.token_ids)
         return index
 
@@ -105,7 +105,7 @@ class NgramDrafter:
 
     def release(self, seq: DraftSequence) -> None:
         """Drop the index."""
-        self._indexes.pop(seq.id, None)
+        self._indexes.pop(seq.key, None)
 
 
 def _on_host(found: Rows[Rows[int]], lookahead: int) -> Chain:

@@ -363,7 +363,7 @@ class PagedDrafter:
         """Give back the blocks and counts of a sequence."""
         self._blocks.free(seq.block_table)
         seq.num_entries, seq.drafted = 0, None
-        self._sampler.release([seq.id])
+        self._sampler.release([seq.key])
 
     # -- shapes ----------------------------------------------------------------------------------------------------
 

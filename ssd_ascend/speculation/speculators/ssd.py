@@ -36,12 +36,17 @@ from ssd_ascend.speculation.worker_client import Asked, Offer
 from ssd_ascend.speculation.worker_link import is_beside_the_target, make_link
 from ssd_ascend.speculation.worker_pool import make_worker_client
 from ssd_ascend.speculation.workers import WorkerLink
+from ssd_ascend.transport.frame import MAX_MESSAGE_BYTES
 from ssd_ascend.transport.messages import Attach, Update
 
 ToHost = Callable[[Rows[torch.Tensor]], list[torch.Tensor]]
 """`Backend.to_host`: copies all tensors to the host together."""
 _GRAIN_S = 0.001
 """By so much may a wait for a message be longer than was asked for."""
+_NEWS_BYTES = 256 << 20
+"""Of features of sequences that the worker does not know yet, in one message."""
+_ONE_BYTES = MAX_MESSAGE_BYTES - (64 << 20)
+"""Of the features of one; a longer sequence is decoded plainly."""
 _LISTENING = 0.75
 """Of the time that a step usually takes the device. Then the verdict is looked for as well."""
 
@@ -75,6 +80,12 @@ class _Going(NamedTuple):
     def num_tokens(self) -> int:
         """Of the sequence, this step's with them."""
         return self.seq.num_tokens + len(self.new_tokens)
+
+    @property
+    def asked(self) -> Asked:
+        """What the worker is asked for it."""
+        sampling = self.seq.sampling
+        return Asked(self.num_tokens, self.known, foreseeable=sampling.greedy or sampling.reproducible)
 
     @property
     def start(self) -> int:
@@ -142,6 +153,9 @@ class SsdSpeculator:
         self._queued_s: float | None = None
         """When the step under way was queued, where that was before it was asked for."""
         self._queue: Callable[[Rows[NextRow]], bool] | None = None
+        self._borrowed: list[torch.Tensor] = []
+        """Laws that the step under way reads. A worker's thread has another stream: its memory must not be given back
+        to that before this one is done."""
         self._under_way: dict[int, _QueuedRow] = {}
         """Rows of the step that was queued already, by sequence."""
         self._worker = make_worker_client(
@@ -208,6 +222,7 @@ class SsdSpeculator:
             if offer is not None and offer.law is not None:
                 law = to_device(offer.law[:width], self._device)
                 laws[i, : law.shape[0]] = widen(law, to_target, self._target_vocab)
+                self._borrowed.append(offer.law)
         return laws
 
     # -- what the worker is told ---------------------------------------------------------------------------------------
@@ -232,6 +247,7 @@ class SsdSpeculator:
 
     def observe(self, sequences: Rows[Sequence], verification: Verification) -> None:
         """Look up and post the outcomes of every sequence that goes on."""
+        self._borrowed.clear()
         if self._began_s is not None:
             self._busy_s.add(time.monotonic() - self._began_s)
             self._began_s = None
@@ -243,10 +259,10 @@ class SsdSpeculator:
             for seq, outcome, new_tokens in zip(sequences, verification.outcomes, verification.new_tokens, strict=True)
             if seq.id not in verification.faults and not surely_ends(seq, new_tokens)
         ]
-        going = [one for one in everybody if one.seq.sampling.speculation]
+        going = self._that_fit([one for one in everybody if one.seq.sampling.speculation])
         attaches = [_attach(one.seq, one.new_tokens) for one in going if not one.known]
         updates = [_update(one) for one in going if one.known]
-        asked = {one.seq.id: Asked(one.num_tokens, one.known) for one in going}
+        asked = {one.seq.id: one.asked for one in going}
         post = partial(self._post, attaches, updates, asked, self._places(going))
         nobody_waits = self._worker.look_up(updates)
         if nobody_waits and len(going) == len(everybody) and self._queue_next(going):
@@ -255,6 +271,19 @@ class SsdSpeculator:
             self._later = partial(post, self._beside)
         else:
             post(nullcontext)
+
+    def _that_fit(self, going: list[_Going]) -> list[_Going]:
+        """Without the new ones whose features would make a message too long: their turn comes with a later step."""
+        store = None if self._features is None else self._features.features
+        if store is None or self._worker.reads_features:
+            return going
+        token_bytes, room, fitting = store.shape[1] * store.element_size(), _NEWS_BYTES, list[_Going]()
+        for one in going:
+            size = 0 if one.known else (one.end - one.start) * token_bytes
+            if size <= room or (room == _NEWS_BYTES and size <= _ONE_BYTES):
+                room = max(0, room - size)
+                fitting.append(one)
+        return fitting
 
     def queue_with(self, queue: Callable[[Rows[NextRow]], bool]) -> None:
         """See `LookingUpSpeculator`."""
