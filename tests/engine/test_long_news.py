@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ssd_ascend.speculation.speculators import ssd
+from ssd_ascend.speculation import news
 from ssd_ascend.transport.messages import Message, Request
 from tests.engine.harness import greedy, prompts_of, run, speculation
 from tests.engine.lines import through
@@ -43,7 +43,7 @@ def test_they_come_in_turns(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None
     whole = run(pair, PROMPTS, greedy(30), speculation(pair, "ssd", "eagle3"))
     sizes = [size for request in Heard.requests for size in bytes_of(request)]
     assert max(len(request.attaches) for request in Heard.requests) > 1
-    monkeypatch.setattr(ssd, "_NEWS_BYTES", sizes[-1] + 1)
+    monkeypatch.setattr(news, "NEW_BYTES", sizes[-1] + 1)
     other = run(pair, PROMPTS, greedy(30), speculation(pair, "ssd", "eagle3"))
     assert other.tokens == whole.tokens == plain.tokens
     assert other.stats.speculation.worker_restarts == 0
@@ -57,8 +57,8 @@ def test_one_that_is_too_long_by_itself_is_decoded_plainly(pair: Path, monkeypat
     through(monkeypatch, Heard)
     run(pair, PROMPTS[:1], greedy(2), speculation(pair, "ssd", "eagle3"))
     ((token_bytes,),) = ([size // len(PROMPTS[0]) for size in bytes_of(request)] for request in Heard.requests[:1])
-    monkeypatch.setattr(ssd, "_NEWS_BYTES", 31 * token_bytes)
-    monkeypatch.setattr(ssd, "_ONE_BYTES", 31 * token_bytes)
+    monkeypatch.setattr(news, "NEW_BYTES", 31 * token_bytes)
+    monkeypatch.setattr(news, "LONGEST_BYTES", 31 * token_bytes)
     other = run(pair, PROMPTS, greedy(30), speculation(pair, "ssd", "eagle3"))
     assert other.tokens == plain.tokens
     assert other.stats.speculation.worker_alive

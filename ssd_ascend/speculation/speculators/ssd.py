@@ -23,12 +23,13 @@ from ssd_ascend import trace
 from ssd_ascend.core.batch import Awaited
 from ssd_ascend.core.plan import DecodeRow
 from ssd_ascend.core.sequence import Sequence
-from ssd_ascend.core.speculation import Source, Speculation, Verification, VerificationOutcome
+from ssd_ascend.core.speculation import Source, Speculation, Verification
 from ssd_ascend.core.stats import SpeculationStats
 from ssd_ascend.runtime.pack import to_device
 from ssd_ascend.speculation.base import FeatureReader, NextRow, Speculator
 from ssd_ascend.speculation.draft_sampler import widen
 from ssd_ascend.speculation.ending import surely_ends
+from ssd_ascend.speculation.news import Going, attach_of, that_fit
 from ssd_ascend.speculation.recent import Recent
 from ssd_ascend.speculation.remote_link import connect_all
 from ssd_ascend.speculation.setup import TargetSide
@@ -36,17 +37,12 @@ from ssd_ascend.speculation.worker_client import Asked, Offer
 from ssd_ascend.speculation.worker_link import is_beside_the_target, make_link
 from ssd_ascend.speculation.worker_pool import make_worker_client
 from ssd_ascend.speculation.workers import WorkerLink
-from ssd_ascend.transport.frame import MAX_MESSAGE_BYTES
 from ssd_ascend.transport.messages import Attach, Update
 
 ToHost = Callable[[Rows[torch.Tensor]], list[torch.Tensor]]
 """`Backend.to_host`: copies all tensors to the host together."""
 _GRAIN_S = 0.001
 """By so much may a wait for a message be longer than was asked for."""
-_NEWS_BYTES = 256 << 20
-"""Of features of sequences that the worker does not know yet, in one message."""
-_ONE_BYTES = MAX_MESSAGE_BYTES - (64 << 20)
-"""Of the features of one; a longer sequence is decoded plainly."""
 _LISTENING = 0.75
 """Of the time that a step usually takes the device. Then the verdict is looked for as well."""
 
@@ -66,36 +62,6 @@ def build(side: TargetSide) -> Speculator:
         silence_s=setup.config.worker_timeout_s,
         is_apart=bool(remote) or not is_beside_the_target(setup),
     )
-
-
-class _Going(NamedTuple):
-    """A sequence that goes on after this step, and whether the worker knows it."""
-
-    seq: Sequence
-    outcome: VerificationOutcome
-    new_tokens: list[int]
-    known: bool
-
-    @property
-    def num_tokens(self) -> int:
-        """Of the sequence, this step's with them."""
-        return self.seq.num_tokens + len(self.new_tokens)
-
-    @property
-    def asked(self) -> Asked:
-        """What the worker is asked for it."""
-        sampling = self.seq.sampling
-        return Asked(self.num_tokens, self.known, foreseeable=sampling.greedy or sampling.reproducible)
-
-    @property
-    def start(self) -> int:
-        """The first position whose feature the worker has not been sent."""
-        return self.seq.num_tokens - 1 if self.known else 0
-
-    @property
-    def end(self) -> int:
-        """Positions below this one have features: all but the recovery token's."""
-        return self.num_tokens - 1
 
 
 class _QueuedRow(NamedTuple):
@@ -243,7 +209,7 @@ class SsdSpeculator:
         ]
         if news:
             self._post_what_waits()
-            self._worker.expect([_attach(seq, []) for seq in news])
+            self._worker.expect([attach_of(seq, []) for seq in news])
 
     def observe(self, sequences: Rows[Sequence], verification: Verification) -> None:
         """Look up and post the outcomes of every sequence that goes on."""
@@ -255,13 +221,13 @@ class SsdSpeculator:
         if not self._worker.is_ready():
             return
         everybody = [
-            _Going(seq, outcome, new_tokens, seq.id in self._worker.attached)
+            Going(seq, outcome, new_tokens, seq.id in self._worker.attached)
             for seq, outcome, new_tokens in zip(sequences, verification.outcomes, verification.new_tokens, strict=True)
             if seq.id not in verification.faults and not surely_ends(seq, new_tokens)
         ]
-        going = self._that_fit([one for one in everybody if one.seq.sampling.speculation])
-        attaches = [_attach(one.seq, one.new_tokens) for one in going if not one.known]
-        updates = [_update(one) for one in going if one.known]
+        going = that_fit([one for one in everybody if one.seq.sampling.speculation], self._token_bytes)
+        attaches = [one.attach() for one in going if not one.known]
+        updates = [one.update() for one in going if one.known]
         asked = {one.seq.id: one.asked for one in going}
         post = partial(self._post, attaches, updates, asked, self._places(going))
         nobody_waits = self._worker.look_up(updates)
@@ -272,24 +238,17 @@ class SsdSpeculator:
         else:
             post(nullcontext)
 
-    def _that_fit(self, going: list[_Going]) -> list[_Going]:
-        """Without the new ones whose features would make a message too long: their turn comes with a later step."""
+    @property
+    def _token_bytes(self) -> int:
+        """What a new sequence adds to a message for each of its tokens: features, unless the worker reads them."""
         store = None if self._features is None else self._features.features
-        if store is None or self._worker.reads_features:
-            return going
-        token_bytes, room, fitting = store.shape[1] * store.element_size(), _NEWS_BYTES, list[_Going]()
-        for one in going:
-            size = 0 if one.known else (one.end - one.start) * token_bytes
-            if size <= room or (room == _NEWS_BYTES and size <= _ONE_BYTES):
-                room = max(0, room - size)
-                fitting.append(one)
-        return fitting
+        return 0 if store is None or self._worker.reads_features else store.shape[1] * store.element_size()
 
     def queue_with(self, queue: Callable[[Rows[NextRow]], bool]) -> None:
         """See `LookingUpSpeculator`."""
         self._queue = queue
 
-    def _queue_next(self, going: Rows[_Going]) -> bool:
+    def _queue_next(self, going: Rows[Going]) -> bool:
         """Have the next step run, whose rows these are."""
         if self._queue is None:
             return False
@@ -345,7 +304,7 @@ class SsdSpeculator:
             updates = [replace(update, features=features[update.outcome.seq_id]) for update in updates]
         self._worker.post(attaches, updates, asked)
 
-    def _places(self, going: Rows[_Going]) -> dict[int, _Place]:
+    def _places(self, going: Rows[Going]) -> dict[int, _Place]:
         """Where the features lie that each message carries, by sequence; {} where none are wanted. They stay there
         while the next step runs, which writes behind them."""
         if self._features is None or self._features.features is None:
@@ -389,18 +348,3 @@ class SsdSpeculator:
     def close(self) -> None:
         """End the worker."""
         self._worker.close()
-
-
-def _attach(seq: Sequence, new_tokens: list[int]) -> Attach:
-    return Attach(
-        seq_id=seq.id,
-        token_ids=seq.token_ids + new_tokens,
-        num_prompt_tokens=seq.num_prompt_tokens,
-        sampling=seq.sampling,
-        seed=seq.seed,
-        stop_ids=seq.stop_ids,
-    )
-
-
-def _update(one: _Going) -> Update:
-    return Update(outcome=one.outcome, num_tokens_before=one.seq.num_tokens, new_tokens=one.new_tokens)
