@@ -90,9 +90,20 @@ class SpeculatorService:
 
     def _welcome(self) -> None:
         """Body of the door's thread: hellos are exchanged here, so that drafting never waits for them."""
+        trouble = None
         while not self._stopping.is_set():
-            line = self._listener.accept(_POLL_S)
-            if line is not None and self._introduced(line):
+            try:
+                line = self._listener.accept(_POLL_S)
+            except TransportError as error:  # out of files, as a rule: some come back when a target leaves
+                if error.message != trouble:
+                    log.warning("no target can be let in for now: %s", error.message)
+                trouble = error.message
+                self._stopping.wait(_POLL_S)
+                continue
+            if line is None:
+                continue
+            trouble = None
+            if self._introduced(line):
                 self._arrivals.put(line)
                 self._ringer.send(b"!")
 

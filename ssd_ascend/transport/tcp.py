@@ -7,6 +7,7 @@ takes the bare sockets.
 
 from __future__ import annotations
 
+import errno
 import hmac
 import secrets
 import socket
@@ -27,6 +28,12 @@ _MAGIC: Final = b"SSDT"
 _NONCE_BYTES: Final = 32
 _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))
 """A host that vanishes without a word is noticed after about 11 s even when nothing is under way."""
+
+_OVER: Final = frozenset({
+    errno.ECONNABORTED, errno.EPERM, errno.EPROTO, errno.ENOPROTOOPT, errno.EOPNOTSUPP,
+    errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENONET,
+})  # fmt: skip
+"""What `accept` reports of callers who were gone, or kept out by the system, before they were taken: accept(2)."""
 
 UNACKNOWLEDGED_S: Final = 3.0
 """A host that acknowledges nothing for so long is cut off. One whose process is busy still does, so it is not."""
@@ -59,9 +66,18 @@ class Listener:
         self.port: int = self._socket.getsockname()[1]
 
     def accept(self, timeout_s: float) -> SocketTransport | None:
-        """The next peer that proves the secret, or None; who cannot is dropped, and the wait goes on."""
+        """The next peer that proves the secret, or None; who cannot is dropped, and the wait goes on.
+
+        TransportError when nobody can be taken now: the system is out of files, say, or the listener was closed.
+        """
         sock = self.accept_socket(timeout_s)
-        return None if sock is None else SocketTransport(sock, send_timeout_s=self._send_timeout_s, limit=self._limit)
+        if sock is None:
+            return None
+        try:
+            return SocketTransport(sock, send_timeout_s=self._send_timeout_s, limit=self._limit)
+        except OSError:  # the caller has hung up
+            sock.close()
+            return None
 
     def accept_socket(self, timeout_s: float) -> socket.socket | None:
         """The same, for who speaks something else than messages."""
@@ -73,13 +89,14 @@ class Listener:
             except TimeoutError:
                 return None
             except OSError as error:
-                raise TransportError(f"port {self.port} is closed: {error}") from error
+                if error.errno in _OVER:
+                    continue
+                raise TransportError(f"port {self.port} takes nobody: {error}") from error
             try:
                 _ask_then_show(sock, self._secret)
+                return _tuned(sock)
             except (OSError, TransportError):  # a port scanner, an old release, a wrong secret: not our peer
                 sock.close()
-                continue
-            return _tuned(sock)
         return None
 
     def close(self) -> None:

@@ -1,0 +1,136 @@
+"""A speculator's door stays open: what goes wrong with one caller, or for a while, turns nobody else away."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ssd_ascend.speculation.remote_link import introduce
+from ssd_ascend.speculation.service import SpeculatorService
+from ssd_ascend.transport import tcp
+from ssd_ascend.transport.messages import PROTOCOL_VERSION, Hello
+
+SECRET = "a secret of the tests"
+LONG_S = 60.0
+"""For what takes milliseconds on a machine that is not busy."""
+HELLO = Hello(
+    version=PROTOCOL_VERSION, target_vocab=8, draft_vocab=8, feature_width=0, lookahead=2, drafter="ngram",
+    target="t", max_model_len=64,
+)  # fmt: skip
+
+
+class Failing:
+    """A listening socket whose next `accept`s fail, each with one of these errors."""
+
+    def __init__(self, inner: socket.socket, errors: list[int]) -> None:
+        self._inner = inner
+        self.errors = errors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def accept(self) -> Any:
+        if self.errors:
+            number = self.errors.pop(0)
+            raise OSError(number, os.strerror(number))
+        return self._inner.accept()
+
+
+class Idle:
+    """A worker that nobody asks for anything."""
+
+    def pump(self) -> int:
+        return 0
+
+    def rested(self, seconds: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def listener() -> Iterator[tcp.Listener]:
+    found = tcp.Listener("127.0.0.1", 0, SECRET)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def service(listener: tcp.Listener) -> Iterator[SpeculatorService]:
+    """A service that serves, until the end of the test."""
+    found = SpeculatorService(listener, lambda line, others_wait: Idle(), HELLO)  # type: ignore[arg-type, return-value]
+    thread = threading.Thread(target=found.serve)
+    thread.start()
+    yield found
+    found.stop()
+    thread.join(LONG_S)
+    assert not thread.is_alive()
+
+
+def visit(listener: tcp.Listener) -> str:
+    """Call as a target does; what drafts there."""
+    line = tcp.connect("127.0.0.1", listener.port, SECRET, timeout_s=LONG_S)
+    try:
+        return introduce(line, HELLO, timeout_s=LONG_S).drafter
+    finally:
+        line.close()
+
+
+def fail(listener: tcp.Listener, *errors: int) -> Failing:
+    listener._socket = failing = Failing(listener._socket, list(errors))  # type: ignore[assignment]
+    return failing
+
+
+@pytest.mark.parametrize("number", [errno.ECONNABORTED, errno.EMFILE, errno.ENFILE, errno.ENOBUFS])
+def test_the_door_stays_open(listener: tcp.Listener, service: SpeculatorService, number: int) -> None:
+    assert visit(listener) == "ngram"
+    failing = fail(listener, number, number)
+    assert visit(listener) == "ngram"  # the door may still have waited at the unspoilt socket
+    assert visit(listener) == "ngram"
+    assert failing.errors == []
+
+
+def test_trouble_that_lasts_is_logged_once(
+    listener: tcp.Listener, service: SpeculatorService, caplog: pytest.LogCaptureFixture
+) -> None:
+    fail(listener, *[errno.EMFILE] * 3)
+    for _ in range(2):
+        assert visit(listener) == "ngram"
+    told = [record.getMessage() for record in caplog.records if "no target can be let in" in record.getMessage()]
+    assert len(told) == 1
+    assert "Too many open files" in told[0]
+
+
+def test_callers_who_are_gone_before_they_are_taken_are_skipped(listener: tcp.Listener) -> None:
+    fail(listener, errno.ECONNABORTED, errno.EHOSTUNREACH)
+    assert listener.accept(0.2) is None
+
+
+@pytest.mark.parametrize("where", ["_tuned", "SocketTransport"])
+def test_a_caller_who_hangs_up_after_the_handshake_is_skipped(
+    listener: tcp.Listener, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """The system may refuse to set options of a line that is broken."""
+    taken: list[socket.socket] = []
+
+    def refuse(sock: socket.socket, **_: object) -> None:
+        taken.append(sock)
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    def call() -> None:
+        with socket.create_connection(("127.0.0.1", listener.port)) as sock:
+            tcp._show_then_ask(sock, SECRET.encode())
+
+    monkeypatch.setattr(tcp, where, refuse)
+    caller = threading.Thread(target=call)
+    caller.start()
+    assert listener.accept(1.0) is None
+    caller.join()
+    assert [sock.fileno() for sock in taken] == [-1]  # closed
