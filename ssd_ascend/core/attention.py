@@ -35,16 +35,6 @@ class AttentionMetadata:
     tree_mask: torch.Tensor | None = None
 
     @property
-    def num_rows(self) -> int:
-        """B."""
-        return len(self.query_lens_host)
-
-    @property
     def max_query_len(self) -> int:
         """The longest row of queries."""
         return max(self.query_lens_host, default=0)
-
-    @property
-    def max_kv_len(self) -> int:
-        """The longest row of keys."""
-        return max(self.kv_lens_host, default=0)

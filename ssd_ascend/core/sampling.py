@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ssd_ascend.core.grammar import Grammar
 from ssd_ascend.errors import RequestError
@@ -140,7 +140,3 @@ class SamplingParams:
     def wants_only_arg_max(self) -> bool:
         """Whether the arg-max of the logits as they are is all that is asked."""
         return self.greedy and self.is_plain and self.logprobs is None
-
-    def with_seed(self, seed: int) -> SamplingParams:
-        """The same request with its seed fixed (used for n > 1 and for requests that bring none)."""
-        return replace(self, seed=seed)

@@ -167,7 +167,7 @@ def bury(device: torch.device | None = None) -> None:
 
 
 class NpuGraphs:
-    """Captures on a stream of its own; all graphs share one memory pool, since only one replays at a time."""
+    """Captures on a stream of its own; its graphs share one memory pool, since only one of them replays at a time."""
 
     def __init__(
         self, device: torch.device, recorder: Recorder, update_stream: Any, waits: Waits, max_graphs: int | None

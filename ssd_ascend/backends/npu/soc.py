@@ -17,7 +17,7 @@ class Soc:
 
     versions: the numbers the driver reports. refusal: why we do not run on it, or None. max_graphs: captured graphs
     a process should keep, None where streams alone bound them. max_collective_graphs: the same for graphs that hold
-    collectives, which are expanded on the AI CPU there unless told otherwise. max_streams: of one device.
+    collectives, which are expanded on the AI CPU there unless told otherwise.
     """
 
     name: str
@@ -25,7 +25,6 @@ class Soc:
     refusal: str | None = None
     max_graphs: int | None = None
     max_collective_graphs: int | None = None
-    max_streams: int = 1984
 
 
 SOCS: tuple[Soc, ...] = (
@@ -33,7 +32,6 @@ SOCS: tuple[Soc, ...] = (
         "Atlas 300I Duo (310P)",
         range(200, 206),
         refusal="it has no fused attention over paged caches of plain layout, and no bfloat16",
-        max_streams=1024,
     ),
     Soc("Atlas A2 (910B)", range(220, 226)),
     Soc("Atlas A3 (910C)", range(250, 256), max_collective_graphs=6),
