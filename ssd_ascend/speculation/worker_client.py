@@ -58,6 +58,13 @@ class Asked(NamedTuple):
     foreseeable: bool = True
 
 
+class _Unanswered(NamedTuple):
+    """A request that has no answer yet: when it went out, and sequences whose drafts were told ahead of it."""
+
+    posted_s: float
+    found: set[int]
+
+
 class WorkerClient:
     """Talks to whatever worker is in service. Writes what only it can know into `stats`."""
 
@@ -84,13 +91,11 @@ class WorkerClient:
         """The answer was waited for in vain; so it is polled for, until the worker is heard of again."""
         self._last_heard_s = 0.0
         self._pulse = Pulse()
-        self._posted_s: dict[int, float] = {}
-        """When the requests went out that are not answered yet."""
+        self._unanswered: dict[int, _Unanswered] = {}
+        """By the number of the request."""
         self._ahead = ToldAhead(target_vocab=target_vocab, lookahead=lookahead)
         self._found: set[int] = set()
         """Sequences of this step whose drafts were told ahead."""
-        self._found_of: dict[int, set[int]] = {}
-        """Likewise, by the request that has no answer yet."""
         self._open: dict[int, Update] = {}
         """Outcomes of this step that nothing is known for yet, by sequence."""
         self._expected: set[int] = set()
@@ -184,8 +189,7 @@ class WorkerClient:
         released, self._released = self._released, []
         self._number += 1
         self._asked = asked
-        self._posted_s[self._number] = time.monotonic()
-        self._found_of[self._number] = found
+        self._unanswered[self._number] = _Unanswered(time.monotonic(), found)
         fan_out = [] if self._fan_out == self._told_fan_out else self._fan_out
         self._told_fan_out = self._fan_out
         try:
@@ -243,7 +247,7 @@ class WorkerClient:
         if usual_s is None:
             return _PATIENCE_MOST_S
         patience_s = min(_PATIENCE_MOST_S, max(_PATIENCE_LEAST_S, _PATIENCE_FACTOR * usual_s))
-        return max(0.0, self._posted_s[self._number] + patience_s - time.monotonic())
+        return max(0.0, self._unanswered[self._number].posted_s + patience_s - time.monotonic())
 
     def take(self, seq: Sequence) -> Offer | None:
         """The offer for `seq` as it stands now, if there is one."""
@@ -295,11 +299,11 @@ class WorkerClient:
             target_vocab=self._target_vocab, draft_vocab=self._worker.hello.draft_vocab,
         )  # fmt: skip
         self._answered = message.number
+        posted_s, found = self._unanswered[message.number]
         if self._open or message.number < self._number:  # else nobody waited, and it lay here for a while
-            self._usual_s.add(self._last_heard_s - self._posted_s[message.number])
-        found = self._found_of[message.number]
-        for number in [number for number in self._posted_s if number <= message.number]:
-            del self._posted_s[number], self._found_of[number]
+            self._usual_s.add(self._last_heard_s - posted_s)
+        for number in [number for number in self._unanswered if number <= message.number]:
+            del self._unanswered[number]
         self._count(message.stats)
         if message.number < self._number:  # every sequence has moved on
             drafted = zip(message.seq_ids, message.drafts, strict=True)
@@ -317,8 +321,8 @@ class WorkerClient:
         self._told = max(self._told, message.number)
         self._expected.difference_update(message.seq_ids)
         self._ahead.take_in(message, self.attached)
-        if self._open and self._number in self._found_of:
-            self._settle(self._found_of[self._number])
+        if self._open and self._number in self._unanswered:
+            self._settle(self._unanswered[self._number].found)
 
     def _offer(self, message: Answer, found: Container[int]) -> None:
         """Offers from the answer to the last request, but for those that were told ahead."""
@@ -358,8 +362,7 @@ class WorkerClient:
         self.attached.clear()
         self._released.clear()
         self._offers.clear()
-        self._posted_s.clear()
-        self._found_of.clear()
+        self._unanswered.clear()
         self._open.clear()
         self._expected.clear()
         self._ahead.clear()
