@@ -92,7 +92,7 @@ def _add_capacity_arguments(group: argparse._ArgumentGroup) -> None:
     _flag(group, "--no-prefix-cache", dest="prefix_cache", action="store_false", help="compute every prompt in full")
     _flag(group, "--no-graphs", dest="graphs", action="store_false", help="never capture device graphs")
     _flag(group, "--threads", type=int, metavar="N", help="CPU threads of the target (default: all cores)")
-    _flag(group, "--engine-seed", type=int, metavar="S", help="seeds requests that bring none")
+    _flag(group, "--engine-seed", type=int, metavar="S", help="seeds requests that bring none, in their order")
 
 
 def _add_speculation_arguments(group: argparse._ArgumentGroup) -> None:

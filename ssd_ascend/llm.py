@@ -53,7 +53,7 @@ class LLM:
         self.config = config
         self.tokenizer = Tokenizer.load(catalogue.resolve_model(config.model), chat_template=config.chat_template)
         self._engine: Engine = build_engine(config, progress=progress)
-        self._outputs = OutputProcessor(self.tokenizer)
+        self._outputs = OutputProcessor(self.tokenizer, seed=config.seed)
 
     def __enter__(self) -> LLM:
         return self

@@ -19,6 +19,7 @@ class EngineConfig:
 
     `model` is whatever `--model` accepts. `kv_cache_gb` None sizes the cache from the device's free memory (on a CPU:
     what `max_num_seqs` sequences of a moderate length need). `max_batched_tokens` bounds the tokens of one forward.
+    `seed` is where requests that bring none get theirs from, in the order they come in; None draws fresh ones.
     """
 
     model: str
@@ -34,7 +35,7 @@ class EngineConfig:
     prefix_cache: bool = True
     graphs: bool = True
     threads: int | None = None
-    seed: int = 0
+    seed: int | None = None
     served_model_name: str | None = None
     chat_template: str | None = None
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
@@ -47,7 +48,7 @@ class EngineConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)}: it must be at least 1", remedy=f"raise {name}")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ConfigError(f"max_model_len is {self.max_model_len}", remedy="a prompt and an answer need at least 2")
-        if not -(2**63) <= self.seed < 2**64:
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
             raise ConfigError(f"seed is {self.seed}", remedy="give a number of 64 bits")
         if self.kv_cache_gb is not None and not 0.0 < self.kv_cache_gb < float("inf"):
             raise ConfigError(f"kv_cache_gb is {self.kv_cache_gb}", remedy="give a positive number of gigabytes")

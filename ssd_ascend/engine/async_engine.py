@@ -89,7 +89,7 @@ class AsyncEngine:
         self._link = link
         self._unstarted: dict[int, EngineRequest] = {}
         self._retried: set[int] = set()
-        self._processor = OutputProcessor(tokenizer)
+        self._processor = OutputProcessor(tokenizer, seed=config.seed)
         self._streams: dict[int, tuple[AnswerStream, int]] = {}
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
@@ -309,7 +309,7 @@ class AsyncEngine:
         link.hang_up()
         if not self._closing:
             ending = await link.ending()
-            self.failure = self._last_words or f"the engine process died ({ending})"
+            self.failure = self._last_words or f"the engine process {ending}"
             if self.state is not State.STARTING:  # a failed start is told to who waits for it
                 log.error("%s", self.failure)
             if where := link.where():

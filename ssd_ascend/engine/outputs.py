@@ -8,11 +8,11 @@ is what was kept: tokens past a stop string are neither shown, nor billed, nor c
 from __future__ import annotations
 
 import itertools
-import secrets
+import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ssd_ascend.core.random import derive_seed
 from ssd_ascend.core.request import EngineRequest, SequenceStats, TokenDelta
@@ -23,6 +23,8 @@ from ssd_ascend.engine.answers import AnswerDelta, AnswerStats
 from ssd_ascend.text.detokenizer import IncrementalDetokenizer, TokenBytes
 from ssd_ascend.text.stop import StopChecker, StopMatcher
 from ssd_ascend.text.stream import TextStream
+
+_MASK: Final = (1 << 64) - 1
 
 
 class Submission(NamedTuple):
@@ -63,8 +65,14 @@ class OutputProcessor:
     Sequence ids are unique within one processor; deltas of sequences it no longer knows (aborted ones) are ignored.
     """
 
-    def __init__(self, tokenizer: TokenBytes, *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, tokenizer: TokenBytes, *, seed: int | None = None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """seed: with one, requests that bring none draw what they drew when they last came in this order."""
         self._tokenizer = tokenizer
+        self._is_seeded = seed is not None
+        # unsigned: `random` takes a number and its negative for the same
+        self._seeds = random.SystemRandom() if seed is None else random.Random(seed & _MASK)
         self._clock = clock
         self._ids = itertools.count()
         self._open: dict[int, _Open] = {}
@@ -96,10 +104,11 @@ class OutputProcessor:
         """Open a request. `continuation` says that the text goes on from a prompt of text (completions, not chat).
 
         Answer i draws from a seed derived from the request's and i; a request without a seed gets a fresh one, so
-        that equal requests one after another do not get equal samples.
+        that equal requests one after another do not get equal samples. Where those come from the engine's own seed, the
+        request is as reproducible as one that brings its seed.
         """
         request_id, now = next(self._ids), self._clock()
-        base_seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
+        base_seed = self._seeds.getrandbits(64) if sampling.seed is None else sampling.seed
         matcher = StopMatcher(sampling.stop) if sampling.stop else None
         requests: list[EngineRequest] = []
         for index in range(sampling.n):
@@ -113,7 +122,7 @@ class OutputProcessor:
                 sampling,
                 n=1,
                 seed=_signed(derive_seed(base_seed, index)),
-                reproducible=sampling.reproducible or sampling.seed is not None,
+                reproducible=sampling.reproducible or self._is_seeded or sampling.seed is not None,
             )
             self._open[seq_id] = _Open(request_id, index, own, len(prompt_token_ids), stream, now, now)
             requests.append(EngineRequest(id=seq_id, prompt_token_ids=list(prompt_token_ids), sampling=own))

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from ssd_ascend import catalogue, env
 from ssd_ascend.config.plan import Plan, Wish
 from ssd_ascend.config.topology import Topology
+from ssd_ascend.core.random import derive_seed
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.planner import make_plan
 from ssd_ascend.serve.addresses import url_of
@@ -113,6 +114,7 @@ def launch(args: argparse.Namespace, flags: Flags, announce: Callable[[str], Non
     roles = roles_of(plan, topology, flags)
     if Path(args.preset).suffix == ".toml":  # a preset of the user's own is a file to our processes, too
         roles = [_renamed(role, plan.preset, args.preset) for role in roles]
+    roles = [_seeded(role, getattr(args, "engine_seed", None)) for role in roles]
     check(_a_target(roles))  # what every replica would refuse, and be restarted for, is refused here
     announce(f"plan: {_summary(plan)}")
     if env.speculator_secret() is None:  # for the lines between our own processes; an empty one is none
@@ -129,6 +131,13 @@ def _a_target(roles: Sequence[Role]) -> list[str]:
 
 def _renamed(role: Role, name: str, path: str) -> Role:
     return replace(role, flags=tuple(path if flag == name else flag for flag in role.flags))
+
+
+def _seeded(role: Role, seed: int | None) -> Role:
+    """The role with a seed of its replica's own, or equal requests to two of them would draw equal answers."""
+    if seed is None or role.replica == 0 or role.kind == "speculator":
+        return role
+    return replace(role, flags=(*role.flags, "--engine-seed", str(derive_seed(seed, role.replica))))
 
 
 def _summary(plan: Plan) -> str:

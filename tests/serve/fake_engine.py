@@ -2,7 +2,7 @@
 
 Words in the prompt make it misbehave: SLOW (20 ms a step), FAIL (the sequence fails), CRASH (the step raises), KILL
 (the process is killed), FAULT (by itself), HANG (the step does not end), LOST (a worker is lost). Between SAY[ and ]YAS
-stands what it says instead, once.
+stands what it says instead, once; to SEED, the seed of its request.
 All around it is the real thing: process, line, front end, HTTP.
 """
 
@@ -75,10 +75,14 @@ class ParrotEngine:
         stats = SequenceStats(prompt_tokens=len(request.prompt_token_ids), cached_tokens=1)
         speech = request.prompt_token_ids
         if "SAY[" in text:
-            script = text.rpartition("SAY[")[2].partition("]YAS")[0]
-            speech = [*self._tokenizer.encode(script, add_special_tokens=False), *self._eos]
+            speech = self._script(text.rpartition("SAY[")[2].partition("]YAS")[0])
+        elif "SEED" in text:
+            speech = self._script(str(request.sampling.seed))
         self._birds[request.id] = Bird(request, text, speech, stats=stats)
         self._stats.prompt_tokens += len(request.prompt_token_ids)
+
+    def _script(self, text: str) -> list[int]:
+        return [*self._tokenizer.encode(text, add_special_tokens=False), *self._eos]
 
     def abort(self, seq_ids: Iterable[int]) -> None:
         for seq_id in seq_ids:

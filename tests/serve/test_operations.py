@@ -26,7 +26,7 @@ from ssd_ascend.serve.config import ServerConfig
 from ssd_ascend.serve.errors import ApiError
 from ssd_ascend.serve.launch import flags_for, launch, plan_for
 from ssd_ascend.serve.limits import QueueLimit, RateLimit
-from ssd_ascend.serve.roles import SECRET, roles_of
+from ssd_ascend.serve.roles import SECRET, Role, roles_of
 from tests.serve.live import PATIENCE_S, LiveServer, eventually
 
 HI = {"prompt": "hi", "max_tokens": 4}
@@ -375,6 +375,39 @@ def test_a_plan_from_a_file(tmp_path: Path) -> None:
     assert engine_config(own).speculation.speculator == plan.mode
     config = server_config(own)
     assert (config.host, config.port, config.api_keys, own.dtype) == ("127.0.0.1", 9, ("k",), "float32")
+
+
+def test_a_servers_seed_repeats_its_answers_in_their_order(parrot: Path) -> None:
+    """The parrot says which seed a request came with."""
+
+    def seeds() -> list[str]:
+        with LiveServer("--model", str(parrot), "--engine-seed", "7") as live:
+            live.wait_until_ready()
+            body = {"prompt": "SEED", "max_tokens": 30, "n": 2}
+            found = [live.post("/v1/completions", body).json()["choices"] for _ in range(2)]
+            return [choice["text"] for choices in found for choice in choices]
+
+    first = seeds()
+    assert first == seeds()
+    assert len(set(first)) == 4
+
+
+def test_every_replica_has_a_seed_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or equal requests to two of them would get equal answers."""
+    argv = ["--topology", "laptop-cpu", "--preset", "smollm2-135m", "--replicas", "2", "--engine-seed", "7"]
+    targets: list[Role] = []
+
+    async def noted(args: object, serving: object, roles: list[Role], *rest: object) -> None:
+        targets.extend(role for role in roles if role.kind == "target")
+
+    monkeypatch.setenv(SECRET, "for this test alone")
+    monkeypatch.setattr("ssd_ascend.serve.launch._serve", noted)
+    args = parse_arguments(argv, add_engine_arguments)
+    launch(args, flags_for(argv), print, list)
+    words = [role.command("127.0.0.1", 9)[1:] for role in targets]
+    first, second = (engine_config(parse_arguments(flags, add_engine_arguments)).seed for flags in words)
+    assert first == 7
+    assert second not in (None, 7)
 
 
 def test_a_plan_is_not_made_beyond_the_models_positions() -> None:

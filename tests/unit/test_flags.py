@@ -236,8 +236,8 @@ def test_no_door_takes_a_shortened_flag(words: str, capsys: pytest.CaptureFixtur
 def test_the_seed_of_a_request_is_not_the_engines(door: ModuleType) -> None:
     needed = ["--model", "m", *(["--prompt", "a"] if door is generate else [])]
     for flags, seeds in (
-        ([], (None, 0)),
-        (["--seed", "7"], (7, 0)),
+        ([], (None, None)),
+        (["--seed", "7"], (7, None)),
         (["--engine-seed", "8"], (None, 8)),
         (["--seed", "7", "--engine-seed", "8"], (7, 8)),
     ):

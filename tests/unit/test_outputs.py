@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ssd_ascend.core.request import SequenceStats, TokenDelta
+from ssd_ascend.core.request import EngineRequest, SequenceStats, TokenDelta
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.core.speculation import TokenLogprobs
 from ssd_ascend.engine.answers import Answer, stats_dict
@@ -237,3 +237,38 @@ def test_stats_have_the_contracted_names() -> None:
         "ttft_s": 1.0,
         "decode_tokens_per_s": 1.5,
     }
+
+
+def drawn_by(seed: int | None, requests: list[SamplingParams]) -> list[EngineRequest]:
+    processor = OutputProcessor(Letters(), seed=seed)
+    return [request for sampling in requests for request in processor.add([1], sampling).requests]
+
+
+def seeds_of(seed: int | None, requests: list[SamplingParams]) -> list[int | None]:
+    return [request.sampling.seed for request in drawn_by(seed, requests)]
+
+
+@pytest.mark.parametrize("seed", [0, 7, -7, 2**64 - 1])
+def test_the_same_requests_in_the_same_order_draw_from_the_same_seeds(seed: int) -> None:
+    """Of an engine with a seed; every answer from another, also where one request wants several."""
+    requests = [SamplingParams(n=3), SamplingParams(), SamplingParams(n=2), SamplingParams()]
+    seeds = seeds_of(seed, requests)
+    assert seeds == seeds_of(seed, requests)
+    assert len(set(seeds)) == 7
+    assert not set(seeds) & set(seeds_of(seed + 1 if seed < 2**63 else 5, requests))
+    assert all(request.sampling.reproducible for request in drawn_by(seed, requests))
+
+
+def test_a_number_and_its_negative_are_seeds_of_their_own() -> None:
+    assert seeds_of(7, [SamplingParams()]) != seeds_of(-7, [SamplingParams()])
+
+
+def test_a_request_with_a_seed_takes_none_of_the_engines() -> None:
+    alone = seeds_of(7, [SamplingParams(), SamplingParams()])
+    assert seeds_of(7, [SamplingParams(), SamplingParams(seed=5), SamplingParams()]) == [alone[0], 5, alone[1]]
+
+
+def test_an_engine_without_a_seed_draws_fresh_ones() -> None:
+    requests = [SamplingParams()] * 4
+    assert not set(seeds_of(None, requests)) & set(seeds_of(None, requests))
+    assert not any(request.sampling.reproducible for request in drawn_by(None, requests))
