@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ import torch
 from torch import distributed
 
 from ssd_ascend import env
+from ssd_ascend.core.exit_status import how_it_ended
 from ssd_ascend.distributed import control
 from ssd_ascend.distributed.collectives import GroupCollectives, join_group
 from ssd_ascend.errors import ConfigError, WorkerError
@@ -134,8 +134,7 @@ class Children:
         process = self._processes[rank]
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = process.wait(0.2)  # its line breaks a moment before it can be waited for
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
-            return f"(process {process.pid}) {how}"
+            return f"(process {process.pid}) {how_it_ended(code)}"
         return None
 
     def end(self) -> None:

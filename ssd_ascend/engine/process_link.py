@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import IO, Self
 
 from ssd_ascend.config.engine import EngineConfig
+from ssd_ascend.core.exit_status import how_it_ended
 from ssd_ascend.engine.messages import HEADER, WHERE_SIGNAL, Command, Report, Shutdown, Start, frame, parse_report
 from ssd_ascend.errors import WorkerError
 
@@ -102,8 +102,9 @@ class ProcessLink:
         self._writer.transport.abort()
 
     async def ending(self) -> str:
-        """How the process ended; one that does not after its line was closed is killed."""
-        return _describe(await self._end(_LAST_BREATH_S))
+        """How the process ended, as "the process ..." goes on; it is killed when it does not after its line was closed."""
+        status = await self._end(_LAST_BREATH_S)
+        return "was killed, and is held by the system" if status is None else how_it_ended(status)
 
     def where(self) -> str:
         """The Python stacks of a process that has ended, if it crashed or was killed by `kill`. To be asked once."""
@@ -133,14 +134,3 @@ def _file_for_stacks() -> IO[bytes]:
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("stacks"), "rb")
     return tempfile.TemporaryFile()
-
-
-def _describe(status: int | None) -> str:
-    if status is None:
-        return "killed, and held by the system"
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"

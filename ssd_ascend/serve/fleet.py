@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ssd_ascend import env
+from ssd_ascend.core.exit_status import how_it_ended
 from ssd_ascend.log import fields, get_logger
 from ssd_ascend.serve.roles import Role
 
@@ -109,18 +109,18 @@ class Fleet:
         pause_s, clock = _FIRST_PAUSE_S, asyncio.get_running_loop().time
         while not self._retired.is_set():
             began = clock()
-            status = await self._run(placed)
+            how = await self._run(placed)
             if self._retired.is_set():
                 return
             pause_s = _FIRST_PAUSE_S if clock() - began > _HEALTHY_S else pause_s
-            log.warning("%s ended %s", placed.role.name, fields(status=status, again_in_s=pause_s))
+            log.warning("%s ended %s", placed.role.name, fields(how=how, again_in_s=pause_s))
             self.restarts += 1
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._retired.wait(), pause_s)
             pause_s = min(2.0 * pause_s, _LONGEST_PAUSE_S)
 
     async def _run(self, placed: Placed) -> str:
-        """One life of a role, to its status, or to why it could not begin."""
+        """One life of a role; how it ended, or why it could not begin."""
         role = placed.role
         speculators = speculators_of(self.placed, role.replica) if role.kind == "target" else []
         command = role.command(placed.host, placed.port, speculators)
@@ -132,8 +132,4 @@ class Fleet:
             return str(error)
         self._processes[role.name] = process
         log.info("%s starts %s", role.name, fields(pid=process.pid, port=placed.port))
-        return _described(await process.wait())
-
-
-def _described(status: int) -> str:
-    return signal.Signals(-status).name if status < 0 else str(status)
+        return how_it_ended(await process.wait())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import signal
 import subprocess
 import threading
 import time
@@ -17,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ssd_ascend import trace
-from ssd_ascend.errors import SsdError, TransportError
+from ssd_ascend.core.exit_status import how_it_ended
+from ssd_ascend.errors import SsdError, TransportError, in_one_line
 from ssd_ascend.log import fields, get_logger
 from ssd_ascend.speculation import worker_process
 from ssd_ascend.speculation.workers import Worker
@@ -178,6 +178,7 @@ class WorkerSupervisor:
         self._news.clear()
         ready_at = None
         with contextlib.ExitStack() as stack:
+            stack.push(_parted)
             try:
                 link = self._new_link(self._generation)
                 stack.callback(link.close)
@@ -191,6 +192,9 @@ class WorkerSupervisor:
                 self._watch(child)
             except (SsdError, OSError, subprocess.SubprocessError) as error:
                 self._lose(str(error))
+            except Exception as error:
+                log.error("draft worker lost for an unforeseen reason", exc_info=error)
+                self._lose(in_one_line(error))
         return 0.0 if ready_at is None else time.monotonic() - ready_at
 
     def _meet(self, link: Link, child: subprocess.Popen[bytes], stack: contextlib.ExitStack) -> Worker:
@@ -293,5 +297,12 @@ def _exit_reason(child: subprocess.Popen[bytes], *, patience_s: float = 0.0) -> 
         return None
     if code is None:
         return None
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
-    return f"the draft worker (process {child.pid}) {how}"
+    return f"the draft worker (process {child.pid}) {how_it_ended(code)}"
+
+
+def _parted(kind: type[BaseException] | None, error: BaseException | None, trace_: object) -> bool:
+    """What fails when a worker is parted from is logged, and hinders no other. Last in line of an `ExitStack`."""
+    if not isinstance(error, Exception):
+        return False
+    log.error("a draft worker could not be parted from", exc_info=error)
+    return True

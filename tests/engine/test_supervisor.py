@@ -17,6 +17,8 @@ import pytest
 from ssd_ascend.errors import ConfigError, TransportError
 from ssd_ascend.speculation.supervisor import RestartPolicy, WorkerState, WorkerSupervisor, introduced
 from ssd_ascend.speculation.workers import Worker
+from ssd_ascend.transport.base import Transport
+from ssd_ascend.transport.link import Link, make_link
 from ssd_ascend.transport.messages import PROTOCOL_VERSION, Hello, Shutdown
 from tests.engine import workers
 from tests.unit.plain_messages import answer, request, same
@@ -129,6 +131,49 @@ def test_a_worker_that_dies_at_once_is_tried_again_with_growing_pauses(
     supervisor.close()
     lost = [r.getMessage() for r in caplog.records if "lost" in r.getMessage()]
     assert ["retry_s=0.02" in lost[0], "retry_s=0.04" in lost[1]] == [True, True]
+
+
+def test_whatever_a_line_s_library_raises_the_next_worker_is_started(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When the line is made, when it is waited at, and when it is parted from."""
+    troubles = ["made", "waited at", "parted from"]
+
+    class Troubled:
+        """A line that fails at one of these."""
+
+        def __init__(self, line: Link, trouble: str) -> None:
+            self._line, self._trouble = line, trouble
+            self.address, self.pass_fds = line.address, line.pass_fds
+
+        def accept(self, timeout_s: float) -> Transport | None:
+            self._fail("waited at")
+            return self._line.accept(timeout_s)
+
+        def close(self) -> None:
+            self._line.close()
+            self._fail("parted from")
+
+        def _fail(self, at: str) -> None:
+            if self._trouble == at:
+                raise RuntimeError(f"the library cannot be {at}")
+
+    def new_link(generation: int) -> Link:
+        trouble = troubles[generation - 1] if generation <= len(troubles) else ""
+        if trouble == "made":
+            raise RuntimeError("the library cannot be made\nand a page of trace")
+        return Troubled(make_link("unix", generation=generation), trouble)
+
+    supervisor = start("good", new_link=new_link)
+    third = serve_one(supervisor)
+    assert (third.generation, supervisor.restarts) == (3, 2)
+    assert supervisor.reason == "RuntimeError: the library cannot be waited at"
+    supervisor.report(3, "no answer for 10 s")
+    assert serve_one(supervisor).generation == 4
+    assert supervisor.restarts == 3
+    told = [(record.getMessage(), record.exc_info is not None) for record in caplog.records]
+    assert told.count(("draft worker lost for an unforeseen reason", True)) == 2
+    assert told.count(("a draft worker could not be parted from", True)) == 1
 
 
 def test_pauses_double_up_to_a_limit() -> None:

@@ -41,7 +41,7 @@ async def start_and_fail(script: str) -> tuple[str, AsyncEngine]:
     return str(failed.value), engine
 
 
-@pytest.mark.parametrize(("script", "words"), [(DIES, "exit status 3"), (BABBLES, "DecodeError")])
+@pytest.mark.parametrize(("script", "words"), [(DIES, "exited with status 3"), (BABBLES, "DecodeError")])
 def test_the_reason_is_told(script: str, words: str) -> None:
     reason, engine = asyncio.run(start_and_fail(script))
     assert words in reason
@@ -141,7 +141,7 @@ def test_nobody_waits_for_a_process_that_cannot_be_killed(monkeypatch: pytest.Mo
             await asyncio.wait_for(reading, 60)
         return told
 
-    assert asyncio.run(ending()) == "killed, and held by the system"
+    assert asyncio.run(ending()) == "was killed, and is held by the system"
 
 
 async def read_all(link: ProcessLink) -> None:
