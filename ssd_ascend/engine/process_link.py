@@ -102,7 +102,7 @@ class ProcessLink:
         self._writer.transport.abort()
 
     async def ending(self) -> str:
-        """How the process ended, as "the process ..." goes on; it is killed when it does not after its line was closed."""
+        """How the process ended, as "the process ..." goes on. One that stays when its line is closed is killed."""
         status = await self._end(_LAST_BREATH_S)
         return "was killed, and is held by the system" if status is None else how_it_ended(status)
 
