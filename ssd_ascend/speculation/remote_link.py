@@ -117,8 +117,10 @@ class RemoteLink:
 
     def _run(self) -> None:
         pause_s = self._pauses.first_s
-        while not self._closing:
+        while True:
             self._wake.clear()
+            if self._closing:  # asked after that: what `close` sets before it must not be lost
+                return
             try:
                 worker = self._call()
             except RefusedError as error:
