@@ -71,19 +71,26 @@ def test_refused(name: str) -> None:
 
 
 LOST = """
-import glob, time
+import contextlib, glob, time
 from pathlib import Path
 from ssd_ascend.backends.registry import load_backend
 
+def is_queue(name):
+    try:
+        return Path(name).read_text().strip() == "acl_thread"
+    except OSError:  # it has ended since its name was listed
+        return False
+
 def queue_works():
-    return any(Path(name).read_text().strip() == "acl_thread" for name in glob.glob("/proc/self/task/*/comm"))
+    return any(is_queue(name) for name in glob.glob("/proc/self/task/*/comm"))
 
 device = load_backend("npu").device(0)
 import torch
 x = torch.ones(4, device=device)
 x.cpu()
 print("works" if queue_works() else "no queue")
-torch.nn.functional.gelu(x)
+with contextlib.suppress(RuntimeError):  # a quick queue has failed before this has launched all it does
+    torch.nn.functional.gelu(x)
 end = time.monotonic() + 120
 while queue_works() and time.monotonic() < end:
     time.sleep(0.01)
@@ -104,4 +111,4 @@ def test_after_a_refusal_on_the_queue_nothing_passes_any_more() -> None:
     environment = {**os.environ, "SSD_NPU_EMULATOR": "1", "TASK_QUEUE_ENABLE": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", LOST]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.stdout.splitlines() == ["works", "raised", "raised"]
+    assert done.stdout.splitlines() == ["works", "raised", "raised"], (done.returncode, done.stderr[-2000:])
