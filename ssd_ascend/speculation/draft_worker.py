@@ -355,7 +355,7 @@ class DraftWorker:
         if (
             self._at_once is None
             or self._guesser is None
-            or self._fan_out is not self._built_for
+            or self._fan_out != self._built_for
             or not isinstance(self._depth, FixedDepth)
         ):
             return None

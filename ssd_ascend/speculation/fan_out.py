@@ -7,6 +7,7 @@ likeliest outcomes overall, P(j) * q_j(t), with P(j) from how often drafts of a 
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -26,8 +27,10 @@ class Guesses(NamedTuple):
 class FanOut(Protocol):
     """Chooses the outcomes worth a branch."""
 
-    width: int
-    """The most branches per sequence."""
+    @property
+    def width(self) -> int:
+        """The most branches per sequence."""
+        ...
 
     def choose(self, seqs: Rows[DraftSequence], sent: Rows[Rows[int]], glue: Glue) -> Guesses:
         """Guesses for sequences whose drafts `sent` are under verification. May overwrite `glue.scores`."""
@@ -65,12 +68,19 @@ def _exclude_sent(sent: Rows[Rows[int]], glue: Glue) -> None:
         glue.scores[index[0], index[1]] = float("-inf")
 
 
+@dataclass(frozen=True)
 class FixedFanOut:
-    """per_depth[j] guesses for j accepted drafts. A sequence without drafts puts the whole width on its only depth."""
+    """per_depth[j] guesses for j accepted drafts. A sequence without drafts puts the whole width on its only depth.
 
-    def __init__(self, per_depth: tuple[int, ...]) -> None:
-        self.per_depth = per_depth
-        self.width = sum(per_depth)
+    A value: where rounds were captured for one, they serve any that is equal.
+    """
+
+    per_depth: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """See `FanOut`."""
+        return sum(self.per_depth)
 
     def counts(self, num_drafts: int) -> list[int]:
         """Guesses per depth for a speculation of `num_drafts`: the depths beyond it go to the last one it has."""

@@ -83,6 +83,30 @@ def test_fewer_guesses_from_now_on(pair: Path) -> None:
     assert 0 < hits([1, 0, 0, 0, 1]) < hits([])
 
 
+@pytest.mark.skipif(DEVICE == "npu", reason="its lengths are the host's: no round is captured")
+def test_rounds_come_at_once_again_for_as_many_guesses_as_at_the_start(
+    pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs are made for what was configured; other numbers go step by step."""
+    capture_everywhere(monkeypatch)
+    engine = make_engine(pair, speculation(pair, "ssd", lookahead=4, fan_out=2, on_miss="decline"))
+    drafter = engine._speculator._worker._link._draft_worker._drafter  # type: ignore[attr-defined]
+    asked: list[str] = []
+    foresee, glue = drafter.foresee, drafter.glue
+    monkeypatch.setattr(drafter, "foresee", lambda *args, **more: (asked.append("at once"), foresee(*args, **more))[1])
+    monkeypatch.setattr(drafter, "glue", lambda *args: (asked.append("step by step"), glue(*args))[1])
+    found = []
+    try:
+        for fan_out in ([], [1] * 5, [2] * 5):
+            engine.tune(4, fan_out)
+            asked.clear()
+            drive(engine, prompts_of([5]), greedy(30))
+            found.append(set(asked))
+    finally:
+        engine.close()
+    assert found == [{"at once"}, {"step by step"}, {"at once"}]
+
+
 @pytest.mark.skipif(DEVICE == "npu", reason="its lengths are the host's: nothing goes ahead")
 def test_verifications_that_are_queued_carry_no_more_drafts_than_wanted(
     pair: Path, monkeypatch: pytest.MonkeyPatch
