@@ -29,6 +29,8 @@ _POLL_S: Final = 0.05
 """How soon the thread sees an exit; the step loop sees the end of the line at once."""
 _EXIT_PATIENCE_S: Final = 5.0
 """A worker that hung up while starting is given this to exit, so that the log can say how it ended."""
+_DEATH_S: Final = 10.0
+"""How long we wait for one that was killed: a device that hangs may hold it for ever."""
 
 log = get_logger(__name__)
 
@@ -251,7 +253,10 @@ class WorkerSupervisor:
                 child.wait(self._policy.grace_s)
         if child.poll() is None:
             child.kill()
-        child.wait()
+        try:
+            child.wait(_DEATH_S)
+        except subprocess.TimeoutExpired:
+            log.warning("draft worker was killed, and is held by the system %s", fields(pid=child.pid))
         self._pid = None
 
     def _pause(self, seconds: float) -> None:

@@ -133,6 +133,27 @@ def test_a_worker_that_dies_at_once_is_tried_again_with_growing_pauses(
     assert ["retry_s=0.02" in lost[0], "retry_s=0.04" in lost[1]] == [True, True]
 
 
+def test_nobody_waits_for_a_worker_that_cannot_be_killed(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One in the hands of a driver that hangs: the next is started without it."""
+    monkeypatch.setattr("ssd_ascend.speculation.supervisor._DEATH_S", 0.01)
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda child: None)
+    supervisor = start("good")
+    first = serve_one(supervisor)
+    held = supervisor.pid or 0
+    try:
+        os.kill(held, signal.SIGSTOP)
+        supervisor.report(first.generation, "no answer for 10 s")
+        assert serve_one(supervisor).generation == first.generation + 1
+        assert not is_gone(held)
+        told = [record.getMessage() for record in caplog.records]
+        assert [line for line in told if f"held by the system pid={held}" in line]
+    finally:
+        os.kill(held, signal.SIGKILL)
+        monkeypatch.undo()
+
+
 def test_whatever_a_line_s_library_raises_the_next_worker_is_started(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
