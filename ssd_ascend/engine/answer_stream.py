@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from ssd_ascend.engine.answers import AnswerDelta
@@ -37,6 +38,13 @@ class AnswerStream:
         self._wake.clear()
         deltas, self._ready = self._ready, []
         return deltas
+
+    async def first(self, patience_s: float) -> list[AnswerDelta]:
+        """The first deltas, left to be read; none when none has come within this time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await self._wake.wait()
+        return list(self._ready)
 
     def put(self, delta: AnswerDelta) -> None:
         """The engine's side: one more delta."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ssd_ascend.core.speculation import TokenLogprobs
+from ssd_ascend.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,8 @@ class AnswerDelta:
     `text` may lag behind `token_ids` (it could become a stop string) and has no text of the stop itself.
     `offsets` say where in the answer's text each token begins. `waited_s` is the time since the answer's tokens before
     these, or since submission when `is_first`. `stop_reason` is the stop string, or the stop token id
-    that the request named, that ended the answer. `error` is set when `finish_reason` is "error".
+    that the request named, that ended the answer. `error` is set when `finish_reason` is "error", and `refusal` beside
+    it where the request is what is wrong, not the engine.
     """
 
     request_id: int
@@ -85,6 +87,7 @@ class AnswerDelta:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    refusal: RequestError | None = None
     stats: AnswerStats | None = None
 
 

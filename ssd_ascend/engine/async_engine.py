@@ -24,7 +24,7 @@ from ssd_ascend.engine.messages import Abort, Failed, Progress, Ready, Rejected,
 from ssd_ascend.engine.outputs import OutputProcessor
 from ssd_ascend.engine.process_link import ENGINE_COMMAND, ProcessLink
 from ssd_ascend.engine.step_watch import StepWatch
-from ssd_ascend.errors import SsdError, WorkerError
+from ssd_ascend.errors import RequestError, SsdError, WorkerError
 from ssd_ascend.log import get_logger
 from ssd_ascend.text.detokenizer import TokenBytes
 
@@ -290,9 +290,9 @@ class AsyncEngine:
                 self._deliver(processed.deltas)
             case Stats(stats, degraded):
                 self.stats, self._degraded = stats, degraded
-            case Rejected(seq_id, message):
+            case Rejected(seq_id, message, param, code):
                 self._forget_starts([seq_id])
-                self._deliver(self._processor.fail(message, [seq_id]))
+                self._deliver(self._processor.refuse(seq_id, RequestError(message, param=param, code=code)))
             case Progress():
                 self.progress = report
                 self._wake()

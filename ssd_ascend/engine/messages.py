@@ -86,6 +86,7 @@ class Rejected(msgspec.Struct, tag="rejected", frozen=True):
     seq_id: int
     message: str
     param: str | None = None
+    code: str | None = None
 
 
 class Stepped(msgspec.Struct, tag="stepped", frozen=True):

@@ -20,6 +20,7 @@ from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.core.sequence import FinishReason
 from ssd_ascend.core.speculation import Source
 from ssd_ascend.engine.answers import AnswerDelta, AnswerStats
+from ssd_ascend.errors import RequestError
 from ssd_ascend.text.detokenizer import IncrementalDetokenizer, TokenBytes
 from ssd_ascend.text.stop import StopChecker, StopMatcher
 from ssd_ascend.text.stream import TextStream
@@ -162,6 +163,10 @@ class OutputProcessor:
         wanted = list(self._open) if seq_ids is None else list(seq_ids)
         errors = [TokenDelta(seq_id=i, token_ids=[], finish_reason=FinishReason.ERROR, error=message) for i in wanted]
         return self.process(errors).deltas
+
+    def refuse(self, seq_id: int, reason: RequestError) -> list[AnswerDelta]:
+        """End an answer that the engine would not begin."""
+        return [replace(delta, refusal=reason) for delta in self.fail(str(reason), [seq_id])]
 
     def _close(self, seq_id: int, request_id: int) -> None:
         del self._open[seq_id]

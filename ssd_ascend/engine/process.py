@@ -138,7 +138,7 @@ class _Loop:
         try:
             self._engine.submit(request)
         except RequestError as error:
-            self._channel.send(Rejected(request.id, str(error), error.param))
+            self._channel.send(Rejected(request.id, str(error), error.param, error.code))
 
     def _report_stats(self, *, only_news: bool = False) -> None:
         self._report_s = time.monotonic() + _STATS_EVERY_S

@@ -39,12 +39,13 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
     try:
         stream = state.generate([plan.prompt], plan.sampling)
     except RequestError as error:
-        raise renamed(error, {"prompt": "messages", "max_tokens": asked.max_tokens_name}) from error
+        raise renamed(error, plan.names) from error
     return state.respond(
         stream,
         writer,
         num_answers=plan.sampling.n,
         streamed=bool(asked.stream),
+        names=plan.names,
     )
 
 

@@ -27,11 +27,13 @@ _LOOKED_AT = 16
 
 @dataclass(frozen=True, slots=True)
 class ChatPlan:
-    """`new_pipeline` makes what takes one answer apart; None when all of it is prose."""
+    """`new_pipeline` makes what takes one answer apart; None when all of it is prose. `names` are those that the chat
+    request has for fields which the engine calls otherwise."""
 
     prompt: list[int]
     sampling: SamplingParams
     new_pipeline: Callable[[], Pipeline] | None
+    names: dict[str, str]
 
 
 async def plan_chat(state: ServerState, asked: ChatRequest) -> ChatPlan:
@@ -56,7 +58,10 @@ async def plan_chat(state: ServerState, asked: ChatRequest) -> ChatPlan:
         constraint = (after_thoughts(grammar, thinking) if offer is None else grammar, param)
         await state.check_grammar(constraint)
     sampling = replace(sampling, grammar=constraint[0] if constraint else None)
-    return ChatPlan(prompt, sampling, _pipelines(thinking, offer, state.tool_format))
+    names = {"prompt": "messages", "max_tokens": asked.max_tokens_name}
+    if constraint is not None:
+        names["grammar"] = constraint[1]
+    return ChatPlan(prompt, sampling, _pipelines(thinking, offer, state.tool_format), names)
 
 
 def _constraint(asked: ChatRequest, offer: ToolOffer | None, format_: ToolFormat) -> tuple[Grammar, str] | None:

@@ -34,6 +34,7 @@ async def completions(state: ServerState, request: Request) -> Response:
         writer,
         num_answers=len(prompts) * sampling.n,
         streamed=bool(asked.stream),
+        names={"grammar": constraint[1]} if constraint else {},
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -80,8 +80,11 @@ class ServerState:
                 code="model_not_found",
             )
 
-    def respond(self, stream: AnswerStream, writer: Writer, *, num_answers: int, streamed: bool) -> AnswerResponse:
-        """The response that sends the answers of `stream`, within this server's time for one."""
+    def respond(
+        self, stream: AnswerStream, writer: Writer, *, num_answers: int, streamed: bool, names: Mapping[str, str]
+    ) -> AnswerResponse:
+        """The response that sends the answers of `stream`, within this server's time for one. names: of fields, where
+        the endpoint has its own."""
         return AnswerResponse(
             stream,
             writer,
@@ -89,6 +92,7 @@ class ServerState:
             streamed=streamed,
             on_disconnect=self.metrics.disconnects.inc,
             timeout_s=self.config.request_timeout_s,
+            names=names,
         )
 
     async def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:

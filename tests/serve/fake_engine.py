@@ -1,8 +1,8 @@
 """A parrot in place of a model: it says its prompt over and over, several tokens a step, in a process of its own.
 
 Words in the prompt make it misbehave: SLOW (20 ms a step), FAIL (the sequence fails), CRASH (the step raises), KILL
-(the process is killed), FAULT (by itself), HANG (the step does not end), LOST (a worker is lost). Between SAY[ and ]YAS
-stands what it says instead, once; to SEED, the seed of its request.
+(the process is killed), FAULT (by itself), HANG (the step does not end), LOST (a worker is lost), REFUSE (as for a
+grammar that cannot begin). Between SAY[ and ]YAS stands what it says instead, once; to SEED, the seed of its request.
 All around it is the real thing: process, line, front end, HTTP.
 """
 
@@ -22,7 +22,7 @@ from ssd_ascend.core.speculation import TokenLogprobs
 from ssd_ascend.core.stats import EngineStats, SpeculationStats
 from ssd_ascend.engine.identity import EngineInfo, EngineLimits
 from ssd_ascend.engine.process import main
-from ssd_ascend.errors import ConfigError
+from ssd_ascend.errors import ConfigError, RequestError
 from ssd_ascend.text import Tokenizer
 
 LOOKAHEAD = 3
@@ -72,6 +72,8 @@ class ParrotEngine:
     def submit(self, request: EngineRequest) -> None:
         assert request.sampling.seed is not None
         text = self._tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+        if "REFUSE" in text:
+            raise RequestError("the parrot will not say that", param="grammar", code="unspeakable", remedy="say please")
         stats = SequenceStats(prompt_tokens=len(request.prompt_token_ids), cached_tokens=1)
         speech = request.prompt_token_ids
         if "SAY[" in text:

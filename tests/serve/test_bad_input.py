@@ -210,3 +210,37 @@ def test_tokenize_and_back(server: LiveServer) -> None:
     assert server.post("/detokenize", {"tokens": found["tokens"]}).json() == {"prompt": text}
     chat = server.post("/tokenize", HI).json()
     assert chat["count"] == server.post(CHAT, HI).json()["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (COMPLETIONS, {"prompt": "REFUSE", "regex": "a"}, "regex"),
+        (CHAT, {"messages": [{"role": "user", "content": "REFUSE"}], "grammar": 'start: "a"'}, "grammar"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": "REFUSE"}], "response_format": {"type": "json_object"}},
+            "response_format",
+        ),
+        ("/v1/responses", {"input": "REFUSE", "text": {"format": {"type": "json_object"}}}, "text"),
+    ],
+)
+def test_what_only_the_engine_can_refuse_is_a_400_too(
+    server: LiveServer, path: str, body: dict[str, Any], param: str, stream: bool
+) -> None:
+    answer = server.post(path, {**body, "stream": stream})
+    assert answer.status_code == 400
+    assert answer.json()["error"] == {
+        "message": "the parrot will not say that (say please)",
+        "type": "invalid_request_error",
+        "param": param,
+        "code": "unspeakable",
+    }
+    server.wait_until_idle()
+
+
+def test_one_prompt_refused_refuses_them_all(server: LiveServer) -> None:
+    answer = server.post(COMPLETIONS, {"prompt": ["SLOW one", "REFUSE"], "n": 2, "max_tokens": 400})
+    assert error_of(answer)["param"] == "grammar"
+    server.wait_until_idle()

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
+
+from ssd_ascend.engine.answer_stream import AnswerStream
+from ssd_ascend.engine.answers import Answer, AnswerDelta, AnswerStats
+from ssd_ascend.errors import RequestError
+from ssd_ascend.serve import streaming
+from ssd_ascend.serve.streaming import AnswerResponse
 from tests.serve.live import PATIENCE_S, LiveServer, eventually
 
 
@@ -87,3 +95,69 @@ def test_metrics_count_what_clients_saw(server: LiveServer) -> None:
         "ssd_kv_usage_ratio",
     ):
         assert f"\n{name}" in page
+
+
+class Bare:
+    """Writes no more of an answer than that there is one."""
+
+    def opening(self) -> bytes:
+        return b"opening\n"
+
+    def event(self, delta: AnswerDelta) -> bytes:
+        return b"event\n"
+
+    def closing(self, stats: dict[int, AnswerStats]) -> bytes:
+        return b"closing\n"
+
+    def whole(self, answers: list[Answer]) -> bytes:
+        return b"whole"
+
+
+def error_delta(refusal: RequestError | None) -> AnswerDelta:
+    return AnswerDelta(
+        request_id=0, index=0, text="", token_ids=[], offsets=[], finish_reason="error", error="no", refusal=refusal
+    )
+
+
+async def sent(delta: AnswerDelta, *, at_once: bool) -> list[Any]:
+    """What leaves for a stream that gets this delta: its status, and its body piece by piece."""
+    stream, messages, head_left = AnswerStream(1, lambda stream: None), list[Any](), asyncio.Event()
+
+    async def send(message: Any) -> None:
+        messages.append(message.get("status") or message["body"])
+        head_left.set()
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    response = AnswerResponse(
+        stream, Bare(), num_answers=1, streamed=True, on_disconnect=list, timeout_s=None, names={"grammar": "regex"}
+    )
+    if at_once:
+        stream.put(delta)
+    answering = asyncio.create_task(response({"type": "http"}, receive, send))
+    if not at_once:
+        await head_left.wait()
+        stream.put(delta)
+    await answering
+    return messages
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status", "kind", "param"),
+    [
+        (RequestError("no", param="grammar"), 400, "invalid_request_error", "regex"),
+        (None, 500, "server_error", None),
+    ],
+)
+def test_an_error_has_a_status_until_the_stream_has_begun(
+    refusal: RequestError | None, status: int, kind: str, param: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delta = error_delta(refusal)
+    told, body = asyncio.run(sent(delta, at_once=True))
+    assert told == status
+    monkeypatch.setattr(streaming, "_HEAD_WAITS_S", 0.01)
+    begun, opening, event = asyncio.run(sent(delta, at_once=False))
+    assert (begun, opening, event) == (200, b"opening\n", b"data: " + body + b"\n\n")
+    error = json.loads(body)["error"]
+    assert (error["message"], error["type"], error["param"]) == ("no", kind, param)

@@ -46,6 +46,7 @@ REPORTS = [
     ),
     m.Failed("why"),
     m.Rejected(3, "no", "prompt"),
+    m.Rejected(3, "no", "prompt", "context_length_exceeded"),
     m.Stepped([DELTA]),
     m.Stats(EngineStats(running=1, speculation=SpeculationStats(accepted_per_position=[2, 1])), "a worker is lost"),
 ]

@@ -34,6 +34,7 @@ async def responses(state: ServerState, request: Request) -> Response:
         _ResponseWriter(asked, plan, state.model_name),
         num_answers=1,
         streamed=bool(asked.stream),
+        names={name: RENAMED.get(ours, ours) for name, ours in plan.names.items()},
     )
 
 
