@@ -127,7 +127,7 @@ class Engine:
             self._executor.check()
         with trace.span("observe"):
             if self._speculates:
-                self._speculator.observe(sampled, verification)
+                self._speculator.observe(sampled, verification, read_prompts=bool(plan.prefills))
         with trace.span("commit"):
             failed = self._fail(verification)
             deltas = self._scheduler.commit(plan, verification, speculation)

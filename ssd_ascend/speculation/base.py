@@ -51,10 +51,11 @@ class Speculator(Protocol):
         """The coming step reads prompts, all or parts of these, and nobody decodes in it."""
         ...
 
-    def observe(self, sequences: Rows[Sequence], verification: Verification) -> None:
+    def observe(self, sequences: Rows[Sequence], verification: Verification, *, read_prompts: bool) -> None:
         """The step's outcomes, before the scheduler commits them: row i of `verification` belongs to sequences[i].
 
         `sequences` still hold the tokens from before the step. First outcomes of new sequences come here too.
+        read_prompts: the step read prompts, or parts of them, as well, so that its time says nothing about decoding.
         """
         ...
 

@@ -57,20 +57,27 @@ class Play:
         )  # fmt: skip
         drafts = self.speculator.propose([DecodeRow(other, K) for other in others]).num_tokens
         self.now_s += seconds
-        self._observe([*others, seq], [*[0 for _ in drafts], 0])
+        self._observe([*others, seq], [*[0 for _ in drafts], 0], read_prompts=True)
         return seq
+
+    def part(self, seconds: float, *seqs: Sequence) -> None:
+        """A step of these sequences that also reads a part of somebody's prompt, which brings no token yet."""
+        drafts = self.speculator.propose([DecodeRow(seq, K) for seq in seqs]).num_tokens
+        self.now_s += seconds
+        self._observe(seqs, [0 for _ in drafts], read_prompts=True)
 
     def decode(self, *seqs: Sequence, stands: bool) -> int:
         """A step of these sequences; how many drafts it had."""
         drafts = self.speculator.propose([DecodeRow(seq, K) for seq in seqs]).num_tokens
         self.now_s += PLAIN_S + DRAFT_S * max(drafts)
-        self._observe(seqs, [own if stands else 0 for own in drafts])
+        self._observe(seqs, [own if stands else 0 for own in drafts], read_prompts=False)
         return sum(drafts)
 
-    def _observe(self, seqs: Rows[Sequence], accepted: Rows[int]) -> None:
+    def _observe(self, seqs: Rows[Sequence], accepted: Rows[int], *, read_prompts: bool) -> None:
         outcomes = [VerificationOutcome(seq.id, stood, 5) for seq, stood in zip(seqs, accepted, strict=True)]
         tokens = [[5] * (stood + 1) for stood in accepted]
-        self.speculator.observe(seqs, Verification(outcomes, tokens, [None] * len(outcomes)))
+        verification = Verification(outcomes, tokens, [None] * len(outcomes))
+        self.speculator.observe(seqs, verification, read_prompts=read_prompts)
         for seq, new in zip(seqs, tokens, strict=True):
             seq.token_ids += new
 
@@ -94,11 +101,22 @@ def test_the_time_of_a_prompt_is_not_that_of_a_step_without_drafts(
     assert drafted < 60  # of 300: the first few of each request, whose sequence is new
 
 
-def test_a_step_that_brings_a_first_token_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor with others that decode meanwhile: it took its time for the prompt."""
+def test_a_long_prompt_starts_no_drafting_that_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read in parts, each of which makes a step of somebody who decodes take long."""
+    play = Play(monkeypatch)
+    seq = play.prompt(0.01)
+    for _ in range(200):
+        play.decode(seq, stands=False)
+    for _ in range(7):
+        play.part(0.3, seq)
+    assert sum(play.decode(seq, stands=False) > 0 for _ in range(300)) < 10
+
+
+def test_no_step_is_measured_that_read_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     play = Play(monkeypatch)
     others = [play.prompt(0.3) for _ in range(2)]
     for _ in range(10):
+        play.part(0.3, *others)
         seq = play.prompt(0.3, *others)
         play.decode(seq, *others, stands=True)
         play.speculator.release([seq.id])

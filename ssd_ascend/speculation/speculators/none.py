@@ -34,7 +34,7 @@ class NoSpeculator:
     def prepare(self, sequences: Rows[Sequence]) -> None:
         """Nothing to prepare."""
 
-    def observe(self, sequences: Rows[Sequence], verification: Verification) -> None:
+    def observe(self, sequences: Rows[Sequence], verification: Verification, *, read_prompts: bool) -> None:
         """Nothing to learn."""
 
     def meanwhile(self, verdict: Awaited | None) -> None:

@@ -97,12 +97,9 @@ class SdSpeculator:
         self._sequences: dict[int, DraftSequence] = {}
         self._drafted: dict[int, int] = {}
         """Drafts of the step under way, by sequence."""
-        self._num_rows = 0
-        """Sequences that decode in the step under way."""
 
     def propose(self, rows: Rows[DecodeRow]) -> Speculation:
         """One chain for the rows where drafting pays; what a row may not carry is cut."""
-        self._num_rows = len(rows)
         wanted = self._controller.choose([row.seq.id for row in rows])
         limits = [min(want, row.max_drafts) for want, row in zip(wanted, rows, strict=True)]
         if (under_way := self._under_way(rows, limits)) is not None:
@@ -177,10 +174,10 @@ class SdSpeculator:
     def prepare(self, sequences: Rows[Sequence]) -> None:
         """It shares the device, which is about to be busy."""
 
-    def observe(self, sequences: Rows[Sequence], verification: Verification) -> None:
+    def observe(self, sequences: Rows[Sequence], verification: Verification, *, read_prompts: bool) -> None:
         """Learn what the step cost and how far its drafts stood; queue the next chain where that pays."""
-        if 0 < self._num_rows == len(sequences):  # a step that brings first tokens took its time for their prompts
-            self._controller.step_ended(self._num_rows, max(self._drafted.values(), default=0))
+        if sequences and not read_prompts:
+            self._controller.step_ended(len(sequences), max(self._drafted.values(), default=0))
         for outcome in verification.outcomes:
             self._controller.saw(outcome.seq_id, self._drafted.get(outcome.seq_id, 0), outcome.num_accepted)
         if self._drafts_early:

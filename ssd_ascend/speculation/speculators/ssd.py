@@ -211,7 +211,7 @@ class SsdSpeculator:
             self._post_what_waits()
             self._worker.expect([attach_of(seq, []) for seq in news])
 
-    def observe(self, sequences: Rows[Sequence], verification: Verification) -> None:
+    def observe(self, sequences: Rows[Sequence], verification: Verification, *, read_prompts: bool) -> None:
         """Look up and post the outcomes of every sequence that goes on."""
         self._borrowed.clear()
         if self._began_s is not None:
