@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from ssd_ascend.backends.base import AttentionSpec, Backend
+from ssd_ascend.backends.base import AttentionSpec, Backend, StoppingBackend
 from ssd_ascend.backends.npu import emulator, environment
 from ssd_ascend.backends.npu.emulator.build import build
 from ssd_ascend.backends.npu.soc import SOCS, find_soc
@@ -139,3 +141,18 @@ def test_the_server_says_so_before_it_asks_for_a_model() -> None:
     (sentence,) = done.stderr.splitlines()
     assert sentence.startswith("ssd_ascend.serve: torch_npu does not load, so the CANN toolkit is missing")
     assert "SSD_NPU_EMULATOR=1" in sentence
+
+
+def test_a_stop_that_cannot_be_asked_for_is_a_runtime_error(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever calls it when a rank is lost goes on to end the group: it must not leave him otherwise."""
+    assert isinstance(backend, StoppingBackend)
+
+    def no_library(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", no_library)
+    with pytest.raises(RuntimeError, match=r"NPU 0 goes on waiting: libascendcl.so: cannot open shared object file"):
+        backend.stop(backend.device(0))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())  # an older CANN
+    with pytest.raises(RuntimeError, match=r"NPU 0 goes on waiting: .*'aclrtDeviceTaskAbort'"):
+        backend.stop(backend.device(0))

@@ -121,7 +121,11 @@ class NpuBackend:
         CANN is asked, and not `torch_npu.npu.stop_device`: that holds the interpreter while it asks the same without a
         limit of time, and every later error of the process then reads "FORCE STOP".
         """
-        code = ctypes.CDLL("libascendcl.so").aclrtDeviceTaskAbort(device.index, _STOP_MS)
+        try:
+            abort = ctypes.CDLL("libascendcl.so").aclrtDeviceTaskAbort
+        except (OSError, AttributeError) as error:  # no such library, or one of a CANN that cannot do this
+            raise RuntimeError(f"NPU {device.index} goes on waiting: {first_line(error)}") from error
+        code = abort(device.index, _STOP_MS)
         if code != 0:
             raise RuntimeError(f"NPU {device.index} goes on waiting: aclrtDeviceTaskAbort answered {code}")
 
