@@ -65,6 +65,7 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> E
         executor = Executor(target.runner, ranks)
         side = _target_side(config, backend, target, executor, path, draft_path, kind, capture)
         speculator = SPECULATORS.get(config.speculation.speculator)(side)
+        undo.callback(speculator.close)
         executor.ahead = _ahead(config, executor.target, speculator) if _may_run_ahead(config, backend) else None
         engine = _assemble(config, backend, device, target, executor, speculator, side, max_model_len)
         undo.pop_all()

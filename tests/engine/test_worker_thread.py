@@ -56,6 +56,20 @@ def test_its_error_costs_speed_only(
     assert not workers()
 
 
+def test_an_engine_that_is_not_completed_leaves_no_worker(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[threading.Thread] = []
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        seen.extend(workers())
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(builder, "Scheduler", fail)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        make_engine(pair, speculation(pair, "ssd", worker="thread"))
+    assert len(seen) == 1
+    assert not workers()
+
+
 def test_a_drafter_that_cannot_be_built_is_a_sentence(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("no room")
