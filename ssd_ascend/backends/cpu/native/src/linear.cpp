@@ -50,11 +50,12 @@ template <typename W, int R, int P>
 void tile(const W* panels, const float* x, int64_t inputs, float* out) {
     F total[R][P][2] = {};
     const int64_t stride = inputs * kPanel;
+    constexpr int64_t ahead = P == 1 ? 2048 : 1024;  // bytes; several panels are several streams from memory
     for (int64_t k = 0; k < inputs; ++k, x += R, panels += kPanel) {
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) {
             F first, second;
-            __builtin_prefetch(reinterpret_cast<const char*>(panels + p * stride) + 1024);
+            __builtin_prefetch(reinterpret_cast<const char*>(panels + p * stride) + ahead);
             load_panel(panels + p * stride, first, second);
 #pragma GCC unroll 6
             for (int r = 0; r < R; ++r) {
