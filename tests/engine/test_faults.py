@@ -55,7 +55,7 @@ class Streams:
             assert self.engine.has_work, "the streams ended before it happened"
             assert time.monotonic() < deadline, "it never happened"
             self.step()
-            time.sleep(0.02)
+            time.sleep(0.05)
 
     def finish(self) -> None:
         while self.engine.has_work:
