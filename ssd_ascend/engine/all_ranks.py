@@ -7,7 +7,6 @@ ranks run the same steps in the same order, whatever becomes of them: a step tha
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from contextlib import AbstractContextManager, nullcontext
 
@@ -27,18 +26,17 @@ from ssd_ascend.runtime.pack import index_on
 from ssd_ascend.runtime.sampler import top_tokens
 
 _log = get_logger(__name__)
-_Context = Callable[[], AbstractContextManager[None]]
 
 
 class AllRanks:
     """The target as rank 0 has it; `ranks` are the others, None where there are none. Every method raises WorkerError
-    when one is lost."""
+    when one is lost; of what a device or a collective says of that, `explaining`, which is around whole steps, makes
+    one."""
 
     def __init__(self, runner: ModelRunner, ranks: Ranks | None = None) -> None:
         self.runner = runner
         self._ranks = ranks
         self._writer = StepWriter()
-        self._explaining: _Context = nullcontext if ranks is None else ranks.explaining
 
     def run(self, mode: Mode, rows: Rows[Row], *, drafts: Speculation | None = None) -> ModelOutput:
         """A forward of these rows. `drafts` replaces placeholders by tokens that the device has."""
@@ -47,34 +45,38 @@ class AllRanks:
             batch = _build(self.runner, mode, rows)
             if drafts is not None:
                 place_drafts(batch.input_ids, drafts)
-        with trace.span("forward"), self._explaining():
+        with trace.span("forward"):
             if drafts is not None and self._ranks is not None:
                 self._ranks.collectives.broadcast(batch.input_ids)
-            return self.runner.forward(batch)
+            return self._forward(batch)
 
     def run_after(self, last: ModelOutput, rows: Rows[Row]) -> ModelOutput:
         """A decode step whose tokens no host has seen: that of a row is the arg-max in row `tokens[0]` of `last`,
         which is the output of the latest step."""
         self._announce(Mode.DECODE, rows, Tokens.CHOSEN)
-        with self._explaining():
-            return self.runner.forward(_build(self.runner, Mode.DECODE, rows, chosen(last, rows)))
+        return self._forward(_build(self.runner, Mode.DECODE, rows, chosen(last, rows)))
 
     def run_staged(self, batch: ForwardBatch, rows: Rows[Row], *, placed: bool = False) -> ModelOutput:
         """A batch that lies in its buffers already. placed: the device wrote tokens and places there itself, where
         `rows` have placeholders."""
         self._announce(batch.mode, rows, Tokens.PLACED if placed else Tokens.GIVEN)
-        with self._explaining():
-            if placed and self._ranks is not None:
-                share_places(batch, self._ranks.collectives)
-            return self.runner.forward(batch)
+        if placed and self._ranks is not None:
+            share_places(batch, self._ranks.collectives)
+        return self._forward(batch)
+
+    def _forward(self, batch: ForwardBatch) -> ModelOutput:
+        output = self.runner.forward(batch)
+        self.check()  # a device that was given work after the loss would be waited for, and nothing would end that
+        return output
 
     def _announce(self, mode: Mode, rows: Rows[Row], tokens: Tokens) -> None:
         if self._ranks is not None:
             self._ranks.leader.post(self._writer.pack(mode, rows, tokens))
 
     def explaining(self) -> AbstractContextManager[None]:
-        """Inside, an error of the device that comes of a lost rank is a WorkerError."""
-        return self._explaining()
+        """Inside, an error of the device that comes of a lost rank is a WorkerError. Not to be nested: each gives a
+        loss a moment to show."""
+        return nullcontext() if self._ranks is None else self._ranks.explaining()
 
     def check(self) -> None:
         """Raises WorkerError when a rank was lost while the device worked: its output means nothing then."""
