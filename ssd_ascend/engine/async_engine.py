@@ -23,7 +23,7 @@ from ssd_ascend.engine.identity import EngineInfo, EngineLimits
 from ssd_ascend.engine.messages import Abort, Failed, Progress, Ready, Rejected, Report, Stats, Stepped, Submit, Tune
 from ssd_ascend.engine.outputs import OutputProcessor
 from ssd_ascend.engine.process_link import ENGINE_COMMAND, ProcessLink
-from ssd_ascend.engine.step_watch import StepWatch
+from ssd_ascend.engine.step_watch import StepWatch, usual_limit_s
 from ssd_ascend.errors import RequestError, SsdError, WorkerError
 from ssd_ascend.log import get_logger
 from ssd_ascend.text.detokenizer import TokenBytes
@@ -66,7 +66,7 @@ class AsyncEngine:
         config: EngineConfig,
         tokenizer: TokenBytes,
         command: Sequence[str],
-        step_timeout_s: float,
+        step_timeout_s: float | None,
     ) -> None:
         self.config = config
         self.state = State.STARTING
@@ -96,7 +96,8 @@ class AsyncEngine:
         self._idle.set()
         self._closing = False
         self._command = command
-        self._watch = StepWatch(step_timeout_s)
+        self._step_timeout_s = step_timeout_s
+        self._watch = StepWatch(math.inf if step_timeout_s is None else step_timeout_s)
         self._loss = Loss.START
         """How the engine of now would be lost."""
         self._reading = asyncio.create_task(self._read(link))
@@ -108,12 +109,12 @@ class AsyncEngine:
         tokenizer: TokenBytes,
         *,
         command: Sequence[str] = ENGINE_COMMAND,
-        step_timeout_s: float = math.inf,
+        step_timeout_s: float | None = math.inf,
     ) -> AsyncEngine:
         """Start the engine process and return at once; `wait_until_started` says how that went.
 
         command: see `ProcessLink.open`. step_timeout_s: an engine that has been ready and ends no step for so long,
-        though it has work, is killed, and as lost as one that died.
+        though it has work, is killed, and as lost as one that died; None: see `usual_limit_s`.
         """
         return cls(await ProcessLink.open(command, config), config, tokenizer, command, step_timeout_s)
 
@@ -299,6 +300,8 @@ class AsyncEngine:
             case Ready(limits, info):
                 self.limits, self.info, self.failure, self._loss = limits, info, None, Loss.DEATH
                 self._retried.update(self._unstarted)  # once: what kills one engine would kill the next
+                if self._step_timeout_s is None:
+                    self._watch.limit_s = usual_limit_s(info.device)
                 if self.state is State.STARTING:  # or a signal came first
                     self._enter(State.READY)
             case Failed(message):

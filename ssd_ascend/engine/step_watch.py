@@ -7,19 +7,31 @@ and whenever it runs out of work, so what is counted is how long one that owes a
 from __future__ import annotations
 
 import asyncio
+import math
 
 _LONGEST_TICK_S = 1.0
 _WORTH_TELLING_S = 30.0
+_USUAL_S = 300.0
+
+
+def usual_limit_s(device: str) -> float:
+    """For an engine on this device, as `EngineInfo` names it: a processor does not hang, and the one step of a large
+    model that reads 2048 tokens of a prompt may take it minutes."""
+    return math.inf if device.startswith("cpu") else _USUAL_S
 
 
 class StepWatch:
-    """Counts the silence of an engine, up to `limit_s` (which may be infinite)."""
+    """Counts the silence of an engine, up to `limit_s` (which may be infinite, and may be set later)."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
-        self.tick_s = min(limit_s / 8.0, _LONGEST_TICK_S)
         self._owes = False
         self._silent_s = 0.0
+
+    @property
+    def tick_s(self) -> float:
+        """How often to look."""
+        return min(self.limit_s / 8.0, _LONGEST_TICK_S)
 
     @property
     def worry(self) -> str | None:

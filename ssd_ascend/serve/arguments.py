@@ -58,9 +58,9 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
-    def seconds(flag: str, field: str, what: str) -> None:
+    def seconds(flag: str, field: str, what: str, none: str = "no limit") -> None:
         default = getattr(_DEFAULT, field)
-        told = "no limit" if default is None else f"{default:g}"
+        told = none if default is None else f"{default:g}"
         group.add_argument(flag, dest=field, type=float, metavar="S", help=f"seconds {what} (default: {told})")
 
     add = group.add_argument
@@ -74,7 +74,12 @@ def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
     seconds("--drain-timeout", "drain_s", "requests may go on after SIGTERM")
     add("--max-restarts", type=int, metavar="N",
         help=f"engines that may be lost in ten minutes (default: {_DEFAULT.max_restarts})")  # fmt: skip
-    seconds("--step-timeout", "step_timeout_s", "a step of the engine may take before the engine is replaced; 0: any")
+    seconds(
+        "--step-timeout",
+        "step_timeout_s",
+        "a step of the engine may take before the engine is replaced; 0: any",
+        none="300, on a CPU any",
+    )
 
 
 def _megabytes(text: str) -> int:

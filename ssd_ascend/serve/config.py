@@ -17,7 +17,8 @@ class ServerConfig:
     key (or client address, where there are no keys). read_timeout_s: how long a client may take to send the head of its
     request, and then its body. write_timeout_s: how long it may leave an answer unread once all buffers are full.
     request_timeout_s: how long an answer may take. max_restarts: engines that may be lost within ten minutes.
-    step_timeout_s: how long an engine with work may take to end a step before it counts as lost; 0 is for ever.
+    step_timeout_s: how long an engine with work may take to end a step before it counts as lost; 0 is for ever, None
+    what suits the device.
     """
 
     host: str = "127.0.0.1"
@@ -37,7 +38,7 @@ class ServerConfig:
     drain_s: float = 30.0
     failure_grace_s: float = 2.0
     max_restarts: int = 3
-    step_timeout_s: float = 300.0
+    step_timeout_s: float | None = None
     admin_host: str = "127.0.0.1"
     admin_port: int | None = None
     admin_key: str | None = None

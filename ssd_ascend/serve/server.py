@@ -57,7 +57,7 @@ async def run_server(
         admin = None
         if serving.admin_port is not None:
             admin = sockets.enter_context(bind(serving.admin_host, serving.admin_port, flag="--admin-port"))
-        step_timeout_s = serving.step_timeout_s or math.inf
+        step_timeout_s = math.inf if serving.step_timeout_s == 0 else serving.step_timeout_s
         engine = await AsyncEngine.start(config, tokenizer, command=engine_command, step_timeout_s=step_timeout_s)
         engine.keeps_unstarted = serving.max_restarts > 0
         try:

@@ -11,12 +11,13 @@ from typing import cast
 
 import pytest
 
+from ssd_ascend.backends.cpu import machine
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.engine.async_engine import AsyncEngine, EngineUnavailableError, Loss, State
 from ssd_ascend.engine.messages import Tune
 from ssd_ascend.engine.process_link import ProcessLink
-from ssd_ascend.engine.step_watch import StepWatch
+from ssd_ascend.engine.step_watch import StepWatch, usual_limit_s
 from ssd_ascend.errors import WorkerError
 from tests.unit.test_outputs import Letters
 
@@ -99,6 +100,12 @@ def test_the_silence_of_an_engine_with_work_is_counted() -> None:
     watch.heard(has_work=False)
     assert watch.worry is None
     assert not any(watch.tick(0.5) for _ in range(99))
+
+
+def test_without_a_limit_given_a_processor_has_none() -> None:
+    """Where a hang is no device's, and one step of a large model may take minutes."""
+    assert usual_limit_s(machine.description()) == math.inf
+    assert usual_limit_s("cuda:0: NVIDIA H200") == usual_limit_s("npu:0: Ascend910B (emulated)") == 300.0
 
 
 def test_a_time_in_which_nobody_listened_hardly_counts() -> None:
