@@ -97,7 +97,7 @@ def _of_kind(
         line.close()
     finally:
         link.close()
-        child.terminate()
+        child.kill()
         child.wait()
     return rows
 

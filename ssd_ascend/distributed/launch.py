@@ -39,7 +39,9 @@ _STDERR: Final = 2
 _LOOK_EVERY_S: Final = 0.25
 _BOOT: Final = """
 import signal
-signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0 decides
+# a terminal's Ctrl-C and a supervisor's SIGTERM reach the whole group; rank 0 decides
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 import json, sys
 spec = json.load(sys.stdin)
 sys.path[:] = spec["path"]

@@ -247,12 +247,8 @@ class WorkerSupervisor:
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:
         """See to it that the process we started is gone."""
-        if self._closing.is_set() and child.poll() is None:
-            child.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(self._policy.grace_s)
         if child.poll() is None:
-            child.kill()
+            child.kill()  # whoever could leave by itself was asked to; to SIGTERM a worker does not listen
         try:
             child.wait(_DEATH_S)
         except subprocess.TimeoutExpired:

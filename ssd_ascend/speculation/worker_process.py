@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 _BOOT: Final = """
 import signal
-signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+# a terminal's Ctrl-C and a supervisor's SIGTERM reach the whole group; the parent decides
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 import json, sys
 spec = json.load(sys.stdin)
 sys.path[:] = spec["path"]

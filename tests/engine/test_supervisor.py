@@ -272,13 +272,14 @@ time.sleep(600.0)
 """
 
 
-def test_the_worker_dies_with_its_parent_ignores_ctrl_c_and_leaves_standard_output_alone() -> None:
+def test_the_worker_dies_with_its_parent_ignores_signals_to_the_group_and_leaves_standard_output_alone() -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert parent.stdout is not None
         ready, pid = parent.stdout.readline().split()  # were "careless" to come first, this would not be two words
         assert ready == "True"
-        os.kill(int(pid), signal.SIGINT)
+        for sent in (signal.SIGINT, signal.SIGTERM):
+            os.kill(int(pid), sent)
         time.sleep(0.2)
         assert not is_gone(int(pid))
         parent.kill()

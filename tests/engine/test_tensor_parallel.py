@@ -122,6 +122,22 @@ def test_speculation_is_exact_among_as_many_ranks(pair: Path) -> None:
     assert run(pair, PROMPTS, greedy(16), speculation(pair, "sd"), tensor_parallel=2).tokens == plain.tokens
 
 
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_group_is_for_rank_0(pair: Path, sent: signal.Signals) -> None:
+    needs_devices(2)
+    engine = make_engine(pair, tensor_parallel=2)
+    try:
+        engine.submit(EngineRequest(id=0, prompt_token_ids=[3, 4, 5], sampling=greedy(20)))
+        engine.step()
+        for pid in rank_pids(engine):
+            os.kill(pid, sent)
+        time.sleep(0.1)
+        while engine.has_work:
+            engine.step()
+    finally:
+        engine.close()
+
+
 def test_a_killed_rank_is_named_and_nothing_hangs(pair: Path) -> None:
     needs_devices(2)
     engine = make_engine(pair, tensor_parallel=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,8 +30,6 @@ def good(line: Transport, config: Mapping[str, Any]) -> None:
     while "begin" in config and not Path(config["begin"]).exists():
         time.sleep(0.01)
     line.send(hello(config["lookahead"]))
-    if config.get("stubborn"):
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while isinstance(message := line.recv(None), Request):
         line.send(answer(message.number))
     if config.get("stubborn"):

@@ -25,10 +25,11 @@ _ROOT = Path(__file__).resolve().parents[2]
 class LiveServer:
     """A server process; `url` is known once it listens, and it answers once `wait_until_ready` returns."""
 
-    def __init__(self, *flags: str, module: str = FAKE, port: str = "0") -> None:
+    def __init__(self, *flags: str, module: str = FAKE, port: str = "0", own_group: bool = False) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, "--port", port, *flags],
             cwd=_ROOT,
+            start_new_session=own_group,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

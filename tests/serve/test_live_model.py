@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.engine.harness import BLOCK, DEVICE, DTYPE
+from tests.engine.harness import BLOCK, DEVICE, DTYPE, needs_devices
 from tests.serve.conftest import TEMPLATE
 from tests.serve.live import PATIENCE_S, LiveServer
 from tests.serve.test_streams import open_stream
@@ -160,3 +162,21 @@ def test_a_truncated_checkpoint_is_told_in_one_sentence(model: Path, tmp_path: P
     assert live.errors[-1].startswith("ssd_ascend.serve: ")
     assert "model.safetensors" in live.errors[-1]
     assert not any("Traceback" in line for line in live.errors)
+
+
+def test_a_signal_to_all_processes_drains(model: Path) -> None:
+    """As systemd sends it without KillMode=mixed: also to ranks and draft workers, which are still needed."""
+    needs_devices(2)
+    flags = ("--tp", "2", "--dtype", DTYPE, "--threads", "1", "--num-kv-blocks", "64", "--device", DEVICE)
+    drafts = ("--speculator", "ssd", "--drafter", "ngram", "--lookahead", "3", "--worker", "process")
+    with LiveServer("--model", str(model), *flags, *drafts, module="ssd_ascend.serve", own_group=True) as server:
+        server.wait_until_ready()
+        asked = {"prompt": PROMPT, "max_tokens": 220, "ignore_eos": True}
+        stream = server.events("/v1/completions", asked)
+        first = next(stream)
+        os.killpg(server.process.pid, signal.SIGTERM)
+        events = [first, *stream]
+        assert events[-1] == "[DONE]"
+        assert events[-2]["choices"][0]["finish_reason"] == "length"
+        assert server.wait() == 0
+        assert not [line for line in server.errors if "lost" in line or "killed" in line]
