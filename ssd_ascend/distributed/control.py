@@ -36,6 +36,9 @@ _MOST_BODY: Final = 1 << 30
 _LAST_WORDS_S: Final = 3.0
 """How long a rank without a leader may take to leave by itself."""
 _JOIN_S: Final = 60.0
+_NAME_S: Final = 5.0
+"""How long the rest of a rank's number may take when a part of it is there."""
+_LOOK_EVERY_S: Final = 0.25
 log = get_logger(__name__)
 
 
@@ -252,18 +255,45 @@ def gather(
 ) -> dict[int, socket.socket]:
     """The lines of ranks 1 to size - 1, once all have called. WorkerError when one died, or did not come in time."""
     lines: dict[int, socket.socket] = {}
+    callers: list[socket.socket] = []
     deadline = time.monotonic() + timeout_s
-    while len(lines) < size - 1:
-        line = listener.accept_socket(0.25)
-        if line is not None:
-            lines[_RANK.unpack(_take(line, _RANK.size))[0]] = line
+    try:
+        while len(lines) < size - 1:
+            line = listener.accept_socket(_LOOK_EVERY_S)
+            callers += [line] if line is not None else []
+            lines |= _named(callers)
+            missing = [rank for rank in range(1, size) if rank not in lines]
+            for rank in missing if line is None else []:
+                if end := fate(rank):
+                    raise WorkerError(f"rank {rank} {end} before it had joined", remedy="its own message is above")
+            if missing and time.monotonic() > deadline:
+                raise WorkerError(
+                    f"ranks {missing} did not join within {timeout_s:g} s", remedy="look at their own output"
+                )
+    except BaseException:
+        for line in lines.values():
+            line.close()
+        raise
+    finally:
+        for line in callers:
+            line.close()
+    return lines
+
+
+def _named(callers: list[socket.socket]) -> dict[int, socket.socket]:
+    """The lines of those who say which rank they are, no longer among `callers`. One that called and says nothing, as
+    when its process was stopped there, must not be what everybody waits for."""
+    lines: dict[int, socket.socket] = {}
+    for line in select.select(callers, [], [], _LOOK_EVERY_S if callers else 0.0)[0]:
+        callers.remove(line)
+        line.settimeout(_NAME_S)
+        try:
+            (rank,) = _RANK.unpack(_take(line, _RANK.size))
+        except OSError:  # it hung up: its fate says more
+            line.close()
             continue
-        missing = [rank for rank in range(1, size) if rank not in lines]
-        for rank in missing:
-            if end := fate(rank):
-                raise WorkerError(f"rank {rank} {end} before it had joined", remedy="its own message is above")
-        if time.monotonic() > deadline:
-            raise WorkerError(f"ranks {missing} did not join within {timeout_s:g} s", remedy="look at their own output")
+        line.settimeout(None)
+        lines[rank] = line
     return lines
 
 

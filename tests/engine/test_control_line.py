@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,40 @@ def pair_of_ends(**options: float) -> tuple[Leader, Follower]:
         lines = gather(listener, 2, timeout_s=PATIENCE_S)
         thread.join()
     return Leader(lines, **options), found[0]  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def silent() -> Iterator[tcp.Listener]:
+    """Where one has called who does not say which rank it is: its process was stopped there. It hangs up after a while,
+    so that a wait without bound ends."""
+    with contextlib.closing(tcp.Listener("127.0.0.1", 0, SECRET)) as listener, contextlib.ExitStack() as cleanup:
+
+        def call() -> None:
+            line = cleanup.enter_context(tcp.connect_socket("127.0.0.1", listener.port, SECRET, timeout_s=PATIENCE_S))
+            hang_up = threading.Timer(8.0, line.close)
+            hang_up.start()
+            cleanup.callback(hang_up.cancel)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        yield listener
+        thread.join()
+
+
+def test_a_silent_caller_does_not_outlast_the_deadline(silent: tcp.Listener) -> None:
+    with pytest.raises(WorkerError, match=r"ranks \[1\] did not join within 1 s"):
+        gather(silent, 2, timeout_s=1.0)
+
+
+def test_a_silent_caller_keeps_no_rank_out(silent: tcp.Listener) -> None:
+    found: list[Follower] = []
+    late = threading.Timer(0.5, lambda: found.append(join("127.0.0.1", silent.port, SECRET, 1)))
+    late.start()
+    lines = gather(silent, 2, timeout_s=PATIENCE_S)
+    late.join()
+    assert list(lines) == [1]
+    found[0].close()
+    lines[1].close()
 
 
 def test_messages_arrive_and_the_end_is_told() -> None:
