@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,16 +27,20 @@ from ssd_ascend.core.exit_status import how_it_ended
 from ssd_ascend.distributed import control
 from ssd_ascend.distributed.collectives import GroupCollectives, join_group
 from ssd_ascend.errors import ConfigError, WorkerError
+from ssd_ascend.log import get_logger
 from ssd_ascend.transport import tcp
 
 START_TIMEOUT_S: Final = 300.0
 _LOOPBACK: Final = "127.0.0.1"
 _GRACE_S: Final = 10.0
+_DEATH_S: Final = 10.0
+"""How long we wait for those that were killed: a device's driver may hold one for ever."""
 _LAST_WORDS_S: Final = 3.0
 """A broken collective may be seen before the broken line that explains it."""
 _MEETING: Final = "ssd_ascend/control"
 _STDERR: Final = 2
 _LOOK_EVERY_S: Final = 0.25
+_log = get_logger(__name__)
 _BOOT: Final = """
 import signal
 # a terminal's Ctrl-C and a supervisor's SIGTERM reach the whole group; rank 0 decides
@@ -146,14 +150,26 @@ class Children:
             process.kill()
 
     def close(self) -> None:
-        """Wait for all to leave; who does not in time is ended."""
-        deadline = time.monotonic() + _GRACE_S
-        for process in self._processes.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+        """Wait for all to leave; who does not in time is ended, and who does not even end then is left to itself."""
+        staying = _still_there(self._processes.values(), _GRACE_S)
+        for process in staying:
+            process.kill()
+        for process in _still_there(staying, _DEATH_S):
+            _log.warning(
+                "process %d of a rank was killed, and is held by the system: it is left to itself", process.pid
+            )
+
+
+def _still_there(processes: Iterable[subprocess.Popen[bytes]], patience_s: float) -> list[subprocess.Popen[bytes]]:
+    """Those that have not ended after so long, which is for all of them together."""
+    deadline = time.monotonic() + patience_s
+    staying = []
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            staying.append(process)
+    return staying
 
 
 def _start(entry: str, config: Mapping[str, Any], place: Place, meeting: Meeting) -> subprocess.Popen[bytes]:

@@ -18,7 +18,7 @@ from ssd_ascend.backends.base import Backend
 from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.config.model import model_config_from_hf
-from ssd_ascend.distributed.launch import lead
+from ssd_ascend.distributed.launch import Children, Meeting, lead
 from ssd_ascend.engine import gather
 from ssd_ascend.errors import ConfigError, WorkerError
 from tests.engine.harness import DEVICE
@@ -77,6 +77,37 @@ def test_a_mistake_of_ours_reaches_rank_0_and_leaves_its_trace(
     log = capfd.readouterr().err
     assert "rank 1 of 2 leaves: TypeError: 'this' was not" in log
     assert "in open_backend" in log
+
+
+class Held:
+    """A process whose driver does not let go of it, whatever is done to it."""
+
+    pid = 4242
+
+    def __init__(self) -> None:
+        self.killed = False
+
+    def wait(self, timeout: float | None = None) -> int:
+        if timeout is None:
+            raise AssertionError("this wait never ends")
+        raise subprocess.TimeoutExpired("rank", timeout)
+
+    def poll(self) -> None:
+        """It has not ended."""
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+def test_a_rank_that_the_system_holds_beyond_its_death_is_left_to_itself(caplog: pytest.LogCaptureFixture) -> None:
+    children = Children("none:none", {}, 1, Meeting("", "", 0, ""))
+    held = Held()
+    children._processes[1] = held  # type: ignore[assignment]
+    children.close()
+    assert held.killed
+    assert [record.message for record in caplog.records] == [
+        "process 4242 of a rank was killed, and is held by the system: it is left to itself"
+    ]
 
 
 @pytest.mark.skipif(DEVICE == "npu", reason="its library meets at the first collective, not before")
