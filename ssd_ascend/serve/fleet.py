@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import socket
 import sys
@@ -18,6 +19,7 @@ from ssd_ascend import env
 from ssd_ascend.core.exit_status import how_it_ended
 from ssd_ascend.log import fields, get_logger
 from ssd_ascend.serve.roles import Role
+from ssd_ascend.serve.silence import until_silent
 
 _LOOPBACK: Final = "127.0.0.1"
 _FIRST_PAUSE_S: Final = 0.5
@@ -69,8 +71,10 @@ def booted(command: Sequence[str]) -> list[str]:
 class Fleet:
     """The processes. `start` returns at once; who answers when is for `/health` to tell."""
 
-    def __init__(self, placed: Sequence[Placed]) -> None:
+    def __init__(self, placed: Sequence[Placed], silence_s: float = math.inf) -> None:
+        """silence_s: a target that answers nothing for so long is ended, and so started anew."""
         self.placed = list(placed)
+        self._silence_s = silence_s
         self.restarts = 0
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._keepers: list[asyncio.Task[None]] = []
@@ -132,4 +136,16 @@ class Fleet:
             return str(error)
         self._processes[role.name] = process
         log.info("%s starts %s", role.name, fields(pid=process.pid, port=placed.port))
-        return how_it_ended(await process.wait())
+        watching = asyncio.create_task(self._end_when_silent(placed, process))
+        try:
+            return how_it_ended(await process.wait())
+        finally:
+            watching.cancel()
+
+    async def _end_when_silent(self, placed: Placed, process: asyncio.subprocess.Process) -> None:
+        if placed.role.kind != "target" or math.isinf(self._silence_s):
+            return  # a speculator that hangs is its targets' business, which go on without it
+        await until_silent(placed.host, placed.port, self._silence_s)
+        log.error("%s has said nothing for %g s, and is ended", placed.role.name, self._silence_s)
+        with contextlib.suppress(ProcessLookupError):  # it has just gone by itself
+            process.kill()  # its engine dies with it

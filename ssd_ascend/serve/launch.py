@@ -30,6 +30,7 @@ from ssd_ascend.serve.launch_flags import LAUNCH_FLAGS
 from ssd_ascend.serve.roles import SECRET, Flags, Role, on_devices, roles_of, with_threads
 from ssd_ascend.serve.router import Router
 from ssd_ascend.serve.routing import Replica
+from ssd_ascend.serve.silence import limit_of
 
 _OURS = (*LAUNCH_FLAGS, "--host", "--port", "--tp", "--speculator", "--admin-host", "--admin-port")
 """Flags that are for the launcher alone."""
@@ -206,4 +207,4 @@ def _fleet(args: argparse.Namespace, roles: list[Role], topology: Topology) -> A
     own = [on_devices(role, topology) for role in roles]
     if topology.device.shares_host:
         own = [with_threads(role, os.cpu_count() or 1, len(roles)) for role in own]
-    return Fleet(place(own))
+    return Fleet(place(own), limit_of(getattr(args, "step_timeout_s", None)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -18,13 +19,13 @@ from ssd_ascend.config.plan import Wish
 from ssd_ascend.errors import ConfigError
 from ssd_ascend.flags import add_engine_arguments
 from ssd_ascend.planner import make_plan
-from ssd_ascend.serve import launch
+from ssd_ascend.serve import launch, silence
 from ssd_ascend.serve.arguments import parse_arguments
 from ssd_ascend.serve.config import ServerConfig
 from ssd_ascend.serve.fleet import Fleet, Placed, place, speculators_of
 from ssd_ascend.serve.launch import flags_for
 from ssd_ascend.serve.roles import Flags, Role, meeting, on_devices, roles_of
-from ssd_ascend.serve.router import Router
+from ssd_ascend.serve.router import Health, Router
 from ssd_ascend.serve.routing import Replica
 from tests.serve.live import FAKE, PATIENCE_S
 
@@ -42,8 +43,8 @@ def fakes(count: int, model: Path) -> list[Role]:
 
 
 @asynccontextmanager
-async def cluster(model: Path, count: int = 2) -> AsyncIterator[tuple[Fleet, Router, str]]:
-    fleet = Fleet(place(fakes(count, model)))
+async def cluster(model: Path, count: int = 2, silence_s: float = math.inf) -> AsyncIterator[tuple[Fleet, Router, str]]:
+    fleet = Fleet(place(fakes(count, model)), silence_s)
     router = Router([Replica(each.role.name, each.host, each.port) for each in fleet.placed])
     port = await router.start("127.0.0.1", 0)
     fleet.start()
@@ -105,6 +106,55 @@ async def killed(client: httpx.AsyncClient, url: str, fleet: Fleet, router: Rout
             assert (await ask(client, url, LONG)).status_code == 200
             await asyncio.sleep(0.05)
     assert fleet.pid(holder.name) != pid
+
+
+def test_a_server_that_hangs_is_replaced(parrot: Path) -> None:
+    """It is stopped: it keeps its port, and takes connections. Meanwhile the other one answers."""
+
+    async def run() -> None:
+        async with cluster(parrot, silence_s=2.0) as (fleet, router, url), httpx.AsyncClient() as client:
+            stopped, _ = router.replicas
+            pid = fleet.pid(stopped.name)
+            assert pid is not None
+            os.kill(pid, signal.SIGSTOP)
+            async with asyncio.timeout(PATIENCE_S):
+                while fleet.pid(stopped.name) == pid:
+                    await asyncio.sleep(0.05)
+                while not stopped.is_ready or fleet.pid(stopped.name) is None:
+                    await asyncio.sleep(0.05)
+            assert fleet.restarts >= 1
+            assert (await ask(client, url, LONG)).status_code == 200
+
+    asyncio.run(run())
+
+
+def test_silence_is_what_follows_an_answer_unbroken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that loads, or hangs up, or talks nonsense is not silent."""
+    silent, answers = [TimeoutError()], [Health(True, "ready", "")]
+    script: list[Exception | Health] = [
+        *silent * 9, OSError(), *answers, *silent * 3, *answers, *silent * 3, OSError(), *silent * 3, ValueError(),
+        *silent * 4,
+    ]  # fmt: skip
+    left = iter(script)
+
+    async def told(replica: Replica) -> Health:
+        word = next(left)
+        if isinstance(word, Exception):
+            raise word
+        return word
+
+    monkeypatch.setattr(silence, "health_of", told)
+    asyncio.run(silence.until_silent("host", 1, 0.02))
+    assert list(left) == []
+
+
+@pytest.mark.parametrize(("given", "limit"), [(None, 300.0), (5.0, 5.0), (0.0, math.inf)])
+def test_the_limit_of_a_step_is_that_of_silence(given: float | None, limit: float) -> None:
+    flags = [] if given is None else ["--step-timeout", str(given)]
+    args = parse_arguments(["--topology", "laptop-cpu", *flags], add_engine_arguments)
+    fleet = launch._fleet(args, [], catalogue.find_topology("laptop-cpu"))
+    assert isinstance(fleet, Fleet)
+    assert fleet._silence_s == limit
 
 
 def test_a_process_that_cannot_be_started_is_tried_again(parrot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
