@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import gc
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from ssd_ascend.backends.base import Backend
+from ssd_ascend.backends.base import Backend, Graph
 from ssd_ascend.backends.npu import emulator
+from ssd_ascend.backends.npu.soc import SOCS
+from ssd_ascend.backends.registry import load_backend
 from ssd_ascend.core.batch import Mode
 from ssd_ascend.core.request import EngineRequest
 from ssd_ascend.distributed.collectives import SingleRank
+from ssd_ascend.runtime.graphs import make_buckets
 from ssd_ascend.runtime.inputs import Row, build_batch
 from ssd_ascend.runtime.load import CacheSize, load_runner
 from ssd_ascend.runtime.model_runner import ModelRunner
 from ssd_ascend.speculation.drafters.captured_chain import CapturedChains, Rolled
 from ssd_ascend.speculation.drafters.feed import Feed
 from ssd_ascend.speculation.registry import DRAFTERS, SPECULATORS
-from tests.engine.harness import greedy, make_engine, prompts_of, run, speculation, write_pair
+from tests.engine.harness import drive, greedy, make_engine, prompts_of, run, speculation, write_pair
 
 LAYERS = 4
 LOOKAHEAD = 4
@@ -197,3 +202,75 @@ def test_garbage_may_be_collected_between_the_updates_of_a_replay(pair: Path, mo
     assert collected
     assert emulator.count("synchronize") - waited <= 1  # the step's own
     engine.close()
+
+
+@pytest.fixture
+def held(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[Graph]:
+    """All graphs that are held, on a chip that keeps four."""
+    from ssd_ascend.backends.npu.graphs import NpuGraphs  # loads torch_npu, which wants the emulator first
+
+    chip = next(soc for soc in SOCS if soc.max_graphs == 4)
+    monkeypatch.setattr("ssd_ascend.backends.npu.backend.find_soc", lambda version: chip)
+    graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
+    own = NpuGraphs.capture
+
+    def capture(self: NpuGraphs, fn: Callable[[], None]) -> Graph:
+        graph = own(self, fn)
+        graphs.add(graph)
+        return graph
+
+    monkeypatch.setattr(NpuGraphs, "capture", capture)
+    return graphs
+
+
+def test_a_chip_that_keeps_few_graphs_has_those_of_the_target_first(
+    pair: Path, held: weakref.WeakSet[Graph], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Target, draft and chains of drafts together: the target's largest, and the rest is eager. Twice: the graphs of an
+    engine that was dropped count no more."""
+    plain = run(pair, PROMPTS, greedy(20), graphs=False, **ON_NPU)
+    for _ in range(2):
+        caplog.clear()
+        engine = make_engine(pair, speculation(pair, "sd", "model", lookahead=LOOKAHEAD), **ON_NPU)
+        graphs = engine._executor.target.runner.graphs
+        assert graphs is not None
+        assert graphs.buckets[::-1] == make_buckets(4, LOOKAHEAD)[:4]
+        assert len(held) == 4
+        assert [record.message for record in caplog.records].count(
+            "NPU 0 keeps at most 4 captured graphs, and has as many: what comes now runs eagerly"
+        ) == 1
+        assert drive(engine, PROMPTS, greedy(20)).tokens == plain.tokens
+        engine.close()
+        del engine, graphs
+
+
+def test_a_draft_has_the_graphs_that_its_target_leaves(pair: Path, held: weakref.WeakSet[Graph]) -> None:
+    options = {**ON_NPU, "max_num_seqs": 1}
+    engine = make_engine(pair, speculation(pair, "sd", "model", lookahead=LOOKAHEAD), **options)
+    target = engine._executor.target.runner.graphs
+    assert target is not None
+    assert target.buckets[::-1] == make_buckets(1, LOOKAHEAD)
+    assert (len(target.buckets), len(held)) == (2, 4)
+    plain = run(pair, PROMPTS, greedy(20), graphs=False, **options)
+    assert drive(engine, PROMPTS, greedy(20)).tokens == plain.tokens
+    engine.close()
+
+
+def test_a_capture_that_fails_holds_no_slot(backend: Backend, held: weakref.WeakSet[Graph]) -> None:
+    chip = load_backend("npu")
+    graphs = chip.graphs(chip.device(3))
+    assert graphs is not None
+
+    def fail() -> None:
+        raise RuntimeError("out of memory")
+
+    for _ in range(5):
+        with pytest.raises(RuntimeError, match="out of memory"):
+            graphs.capture(fail)
+    kept = [graphs.capture(lambda: None) for _ in range(4)]
+    with pytest.raises(RuntimeError, match="keeps no more captured graphs"):
+        graphs.capture(lambda: None)
+    assert chip.graphs(chip.device(3)) is None
+    kept.pop()
+    assert chip.graphs(chip.device(3)) is not None
+    chip.device(0)

@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
@@ -18,9 +18,13 @@ from torch import distributed
 from ssd_ascend import env
 from ssd_ascend.backends.base import AttentionBackend, AttentionSpec, Capabilities, Finding, GraphCapture, Memory, Ops
 from ssd_ascend.backends.npu import emulator, environment
+from ssd_ascend.backends.npu.slots import Slots, slots_of
 from ssd_ascend.backends.npu.soc import Soc, find_soc
 from ssd_ascend.errors import ConfigError, TransportError, first_line
 from ssd_ascend.transport.device import Exchange
+
+if TYPE_CHECKING:
+    from ssd_ascend.backends.npu.graphs import NpuGraphs
 
 _VERDICT_BYTES = 1 << 16
 _STOP_MS = 10_000
@@ -95,16 +99,23 @@ class NpuBackend:
         return NpuAttention(spec, device, self._recorder)
 
     def graphs(self, device: torch.device) -> GraphCapture | None:
-        """ACL graphs."""
+        """ACL graphs; None where this chip keeps no more of them. Those who ask first have them: a target asks before
+        its draft is loaded, and for its largest sizes first, where most is to be gained."""
+        graphs = self._capturer(device)
+        graphs.make_room()
+        return graphs if graphs.may_capture() else None
+
+    def _capturer(self, device: torch.device) -> NpuGraphs:
         from ssd_ascend.backends.npu.graphs import NpuGraphs
 
         if device not in self._update_streams:
             self._update_streams[device] = self._npu.Stream(device)
-        limits = [self._soc.max_graphs]
-        if distributed.is_initialized() and distributed.get_world_size() > 1:
-            limits.append(self._soc.max_collective_graphs)
-        known = [limit for limit in limits if limit is not None]
-        return NpuGraphs(device, self._recorder, self._update_streams[device], self._waits, min(known, default=None))
+        slots = []
+        if self._soc.max_graphs is not None:
+            slots.append(slots_of(device, self._soc.max_graphs))
+        if self._soc.max_collective_graphs is not None and _has_ranks():
+            slots.append(Slots(self._soc.max_collective_graphs))  # one model's own: no other is spread over ranks
+        return NpuGraphs(device, self._recorder, self._update_streams[device], self._waits, slots)
 
     def stream(self) -> AbstractContextManager[Any]:
         """A stream of its own for the work queued inside."""
@@ -133,7 +144,7 @@ class NpuBackend:
         """See `Examinable`."""
         from ssd_ascend.backends.npu.examine import SPEC, examine
 
-        graphs, attention = self.graphs(device), self.attention(SPEC, device)
+        graphs, attention = self._capturer(device), self.attention(SPEC, device)
         yield from examine(device, graphs, attention)  # type: ignore[arg-type]
 
     def to_host(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -157,6 +168,10 @@ class NpuBackend:
         copied = [piece.clone() for piece in arrived]
         self._staging.append(kept)
         return copied
+
+
+def _has_ranks() -> bool:
+    return distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def _pinned(num_bytes: int) -> torch.Tensor:

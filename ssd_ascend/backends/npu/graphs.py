@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch_npu
 
 from ssd_ascend import trace
+from ssd_ascend.backends.npu.slots import Slots
 
 _Stream = tuple[torch.device, int]
 
@@ -111,16 +113,27 @@ def _name(stream: Any) -> _Stream:
     return stream.device, stream.npu_stream
 
 
+class _Retired(NamedTuple):
+    """A graph that nobody wants any more and that may still run, and the slots that it holds."""
+
+    device: torch.device
+    graph: Any
+    slots: Sequence[Slots]
+
+
 class NpuGraph:
     """A captured forward and the calls its replay updates."""
 
-    def __init__(self, graph: Any, updates: list[_Update], stream: Any, waits: Waits) -> None:
+    def __init__(
+        self, graph: Any, updates: list[_Update], stream: Any, waits: Waits, slots: Sequence[Slots] = ()
+    ) -> None:
+        """slots: taken for this graph, and given back once it is freed."""
         self._graph = graph
         self._updates = updates
         self._stream = stream
         self._waits = waits
         self._mark: tuple[_Stream, int] | None = None
-        weakref.finalize(self, _retired().append, (stream.device, graph))
+        weakref.finalize(self, _retired().append, _Retired(stream.device, graph, slots))
 
     def replay(self) -> None:
         """Start the graph, then update its calls; the host does not wait.
@@ -146,8 +159,7 @@ class NpuGraph:
 
 
 @cache
-def _retired() -> list[tuple[torch.device, Any]]:
-    """Graphs that nobody wants any more and that may still run."""
+def _retired() -> list[_Retired]:
     atexit.register(bury)
     return []
 
@@ -158,32 +170,60 @@ def bury(device: torch.device | None = None) -> None:
     Nobody below waits for a graph that is freed, and a draft's may still run when its engine is dropped. Whoever drops
     it cannot wait either: garbage is collected at any time, also between the updates that a running graph waits for.
     """
-    mine = [entry for entry in _retired() if device in (None, entry[0])]
+    mine = [entry for entry in _retired() if device in (None, entry.device)]
     with contextlib.suppress(RuntimeError):  # a device that is lost has said so, and nothing runs on it
-        for where in {entry[0] for entry in mine}:
+        for where in {entry.device for entry in mine}:
             torch_npu.npu.synchronize(where)
     for entry in mine:
         _retired().remove(entry)
+        for slots in entry.slots:
+            slots.give()
 
 
 class NpuGraphs:
     """Captures on a stream of its own; its graphs share one memory pool, since only one of them replays at a time."""
 
     def __init__(
-        self, device: torch.device, recorder: Recorder, update_stream: Any, waits: Waits, max_graphs: int | None
+        self, device: torch.device, recorder: Recorder, update_stream: Any, waits: Waits, slots: Sequence[Slots] = ()
     ) -> None:
+        """slots: a graph takes one of each."""
         self._device = device
         self._waits = waits
         self._recorder = recorder
         self._update_stream = update_stream
-        self._left = max_graphs
+        self._slots = slots
         self._stream = torch_npu.npu.Stream(device)
         self._pool = torch_npu.npu.graph_pool_handle()
 
+    def make_room(self) -> None:
+        """Free what models that were dropped hold, where this chip keeps no more: nobody may have found them yet."""
+        if self._full():
+            gc.collect()
+            bury(self._device)
+
+    def may_capture(self) -> bool:
+        """Whether this chip keeps one more graph; the first that it does not is told of."""
+        for slots in (full := self._full()):
+            slots.tell_once(self._device)
+        return not full
+
+    def _full(self) -> list[Slots]:
+        return [slots for slots in self._slots if not slots.are_left]
+
     def capture(self, fn: Callable[[], None]) -> NpuGraph:
         """Run `fn` once (first shapes build their tiling, lazy state settles), then record it."""
-        if self._left == 0:
+        if not self.may_capture():
             raise RuntimeError("this chip keeps no more captured graphs; a larger one may serve")
+        with contextlib.ExitStack() as undo:
+            for slots in self._slots:
+                if not slots.take():
+                    raise RuntimeError("this chip keeps no more captured graphs: another has just taken the last")
+                undo.callback(slots.give)
+            graph = self._captured(fn)
+            undo.pop_all()
+        return graph
+
+    def _captured(self, fn: Callable[[], None]) -> NpuGraph:
         self._stream.wait_stream(torch_npu.npu.current_stream(self._device))
         with torch_npu.npu.stream(self._stream):
             fn()
@@ -192,6 +232,4 @@ class NpuGraphs:
         graph = torch_npu.npu.NPUGraph()
         with self._recorder.recording() as updates, torch_npu.npu.graph(graph, pool=self._pool, stream=self._stream):
             fn()
-        if self._left is not None:
-            self._left -= 1
-        return NpuGraph(graph, updates, self._update_stream, self._waits)
+        return NpuGraph(graph, updates, self._update_stream, self._waits, self._slots)
