@@ -1,6 +1,7 @@
-"""CUDA graphs behind `GraphCapture`: those captured by one share a memory pool, since only one of them replays at a time.
+"""CUDA graphs behind `GraphCapture`.
 
-Those of two may replay side by side, as a worker's thread does beside the target.
+Those captured by one share a memory pool, since only one of them replays at a time. Those of two may replay side by
+side, as a worker's thread does beside the target.
 """
 
 from __future__ import annotations
