@@ -323,7 +323,7 @@ def holdings(engine: Engine) -> dict[str, int]:
         "confidences": len(getattr(worker._fan_out, "_confidence", ())),
         "attached": len(client.attached),
         "offers": len(client._offers),
-        "unanswered": len(client._posted_s),
+        "unanswered": len(client._unanswered),
         "released": len(client._released),
         "told ahead": len(client._ahead),
         "open": len(client._open),
