@@ -86,7 +86,7 @@ def first_line(error: Exception) -> str:
 def in_one_line(error: BaseException) -> str:
     """An error of ours in its own words; any other by its kind and the first line of what it says."""
     if isinstance(error, SsdError):
-        return " ".join(str(error).split())
+        return str(error)
     said = str(error).strip().splitlines()
     return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
 

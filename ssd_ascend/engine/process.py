@@ -35,7 +35,7 @@ from ssd_ascend.engine.messages import (
     Submit,
     Tune,
 )
-from ssd_ascend.errors import RequestError, SsdError
+from ssd_ascend.errors import RequestError, SsdError, in_one_line
 from ssd_ascend.log import get_logger
 from ssd_ascend.speculation.worker_process import die_with_parent
 
@@ -86,7 +86,7 @@ def serve(channel: EngineChannel, build: Build) -> int:
         return _fail(channel, str(error))
     except Exception as error:  # the last resort of a process: log all, tell one sentence, end
         log.exception("the engine failed")
-        return _fail(channel, f"the engine failed: {_sentence(error)}")
+        return _fail(channel, f"the engine failed: {in_one_line(error)}")
     return 0
 
 
@@ -156,12 +156,6 @@ def _fail(channel: EngineChannel, message: str) -> int:
         log.error("%s", message)
     channel.drain(timeout_s=5.0)
     return 1
-
-
-def _sentence(error: BaseException) -> str:
-    """The first line of an error, with its kind when the line alone would say little."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
 def _build_real(config: EngineConfig, report: Report) -> StepEngine:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import math
+from typing import Final
 
 _LONGEST_TICK_S = 1.0
 _WORTH_TELLING_S = 30.0
-_USUAL_S = 300.0
+USUAL_S: Final = 300.0
+"""What a step may take, and a front end be silent, where nothing else is given."""
 
 
 def usual_limit_s(device: str) -> float:
     """For an engine on this device, as `EngineInfo` names it: a processor does not hang, and the one step of a large
     model that reads 2048 tokens of a prompt may take it minutes."""
-    return math.inf if device.startswith("cpu") else _USUAL_S
+    return math.inf if device.startswith("cpu") else USUAL_S
 
 
 class StepWatch:

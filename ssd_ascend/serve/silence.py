@@ -10,10 +10,10 @@ import asyncio
 import math
 from typing import Final
 
+from ssd_ascend.engine.step_watch import USUAL_S
 from ssd_ascend.serve.router import health_of
 from ssd_ascend.serve.routing import Replica
 
-_USUAL_S: Final = 300.0
 _LONGEST_WAIT_S: Final = 10.0
 
 
@@ -21,7 +21,7 @@ def limit_of(step_timeout_s: float | None) -> float:
     """How long a server may be silent, after the flag for its engine's steps. Its front end answers between steps and
     within them, so the device does not matter."""
     if step_timeout_s is None:
-        return _USUAL_S
+        return USUAL_S
     return step_timeout_s or math.inf
 
 

@@ -53,7 +53,6 @@ class WorkerPool:
         self._ready = [client for client in self._clients if client.is_ready()]
         self._even_out()
         self.stats.worker_alive = bool(self._ready)
-        self.stats.worker_restarts = sum(link.restarts for link in self._links)
         self._add_up()
         return bool(self._ready)
 
@@ -133,6 +132,7 @@ class WorkerPool:
         self._add_up()
 
     def _add_up(self) -> None:
+        self.stats.worker_restarts = sum(link.restarts for link in self._links)
         for name in _SUMMED:
             setattr(self.stats, name, sum(getattr(client.stats, name) for client in self._clients))
 
@@ -157,7 +157,6 @@ class WorkerPool:
     def health(self) -> str | None:
         """None when all are in service, else how many are not, and why the first is not."""
         self.stats.worker_alive = any(link.current() is not None for link in self._links)
-        self.stats.worker_restarts = sum(link.restarts for link in self._links)
         self._add_up()
         missing = [reason for client in self._clients if (reason := client.health()) is not None]
         if not missing:
