@@ -212,12 +212,11 @@ class NpuGraphs:
 
     def capture(self, fn: Callable[[], None]) -> NpuGraph:
         """Run `fn` once (first shapes build their tiling, lazy state settles), then record it."""
-        if not self.may_capture():
-            raise RuntimeError("this chip keeps no more captured graphs; a larger one may serve")
         with contextlib.ExitStack() as undo:
             for slots in self._slots:
                 if not slots.take():
-                    raise RuntimeError("this chip keeps no more captured graphs: another has just taken the last")
+                    slots.tell_once(self._device)
+                    raise RuntimeError("this chip keeps no more captured graphs; a larger one may serve")
                 undo.callback(slots.give)
             graph = self._captured(fn)
             undo.pop_all()
