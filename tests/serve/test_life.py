@@ -182,25 +182,37 @@ def test_engines_that_keep_dying_end_the_server(parrot: Path) -> None:
         assert live.wait() == 1
 
 
+class Crowd:
+    """Four streams that run, and a request that waits for one of them to end."""
+
+    def __init__(self, live: LiveServer) -> None:
+        self.running = [live.events("/v1/completions", {**SLOW, "max_tokens": 1900}) for _ in range(4)]
+        for stream in self.running:
+            next(stream)
+        answers: list[httpx.Response] = []
+        self._answers = answers
+        self._ask = threading.Thread(target=lambda: answers.append(live.post("/v1/completions", HI)))
+        self._ask.start()
+        eventually(lambda: live.metric("ssd_requests_waiting") == 1, "one waits")
+
+    def answer(self) -> httpx.Response:
+        """To the request that waited."""
+        self._ask.join(PATIENCE_S)
+        return self._answers[0]
+
+
 def test_an_engine_that_does_not_start_again_is_tried_again(tmp_path: Path) -> None:
     """Each try counts, and what had not begun waits for the one that comes off."""
     model = parrot_directory(tmp_path / "nest")
     with LiveServer("--model", str(model)) as live:
         live.wait_until_ready()
-        running = [live.events("/v1/completions", {**SLOW, "max_tokens": 1900}) for _ in range(4)]
-        for stream in running:
-            next(stream)
-        answers: list[httpx.Response] = []
-        ask = threading.Thread(target=lambda: answers.append(live.post("/v1/completions", HI)))
-        ask.start()
-        eventually(lambda: live.metric("ssd_requests_waiting") == 1, "one waits")
+        crowd = Crowd(live)
         (model / "stillborn").write_text("2")
         os.kill(live.engine_pid(), signal.SIGKILL)
-        assert all("SIGKILL" in list(stream)[-1]["error"]["message"] for stream in running)
+        assert all("SIGKILL" in list(stream)[-1]["error"]["message"] for stream in crowd.running)
         eventually(lambda: "the egg was empty" in (live.get("/health").json().get("reason") or ""), "the reason is new")
         live.wait_for_line("ready: ")
-        ask.join(PATIENCE_S)
-        assert answers[0].json()["choices"][0]["text"] == "hihi"
+        assert crowd.answer().json()["choices"][0]["text"] == "hihi"
         assert live.metric('ssd_engine_losses_total{how="death"}') == 1
         assert live.metric('ssd_engine_losses_total{how="start"}') == 2
         assert live.stop() == 0
@@ -240,19 +252,12 @@ def test_who_stops_a_server_without_an_engine_need_not_wait(tmp_path: Path) -> N
     model = parrot_directory(tmp_path / "nest")
     with LiveServer("--model", str(model), "--max-restarts", "99", "--drain-timeout", "600") as live:
         live.wait_until_ready()
-        running = [live.events("/v1/completions", {**SLOW, "max_tokens": 1900}) for _ in range(4)]
-        for stream in running:
-            next(stream)
-        answers: list[httpx.Response] = []
-        ask = threading.Thread(target=lambda: answers.append(live.post("/v1/completions", HI)))
-        ask.start()
-        eventually(lambda: live.metric("ssd_requests_waiting") == 1, "one waits")
+        crowd = Crowd(live)
         (model / "stillborn").write_text("99")
         os.kill(live.engine_pid(), signal.SIGKILL)
         eventually(lambda: live.get("/health").json()["status"] == "failed", "it is noticed")
         assert live.stop() == 0
-        ask.join(PATIENCE_S)
-        assert answers[0].status_code == 500
+        assert crowd.answer().status_code == 500
 
 
 def test_an_engine_that_is_stuck_is_replaced(parrot: Path) -> None:
