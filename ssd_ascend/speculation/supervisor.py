@@ -20,7 +20,7 @@ from ssd_ascend.core.exit_status import how_it_ended
 from ssd_ascend.errors import SsdError, TransportError, in_one_line
 from ssd_ascend.log import fields, get_logger
 from ssd_ascend.speculation import worker_process
-from ssd_ascend.speculation.workers import Worker
+from ssd_ascend.speculation.workers import START_TIMEOUT_S, Worker
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.link import DEFAULT_KIND, Link, make_link
 from ssd_ascend.transport.messages import PROTOCOL_VERSION, Hello, Message, Shutdown
@@ -54,8 +54,8 @@ class RestartPolicy:
     longest_pause_s: float = 30.0
     healthy_s: float = 60.0
     """A worker that served this long starts the doubling anew."""
-    start_timeout_s: float = 300.0
-    """From start to hello: reading weights may take its time."""
+    start_timeout_s: float = START_TIMEOUT_S
+    """From start to hello."""
     grace_s: float = 2.0
     """Between asking a worker to leave and ending it."""
 

@@ -33,13 +33,12 @@ from ssd_ascend.speculation.setup import DrafterKind, DraftSetup, TargetFacts, T
 from ssd_ascend.speculation.supervisor import WorkerSupervisor
 from ssd_ascend.speculation.unsupervised import UnsupervisedLink
 from ssd_ascend.speculation.worker_thread import ThreadLink
-from ssd_ascend.speculation.workers import Worker, WorkerLink
+from ssd_ascend.speculation.workers import START_TIMEOUT_S, Worker, WorkerLink
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.inprocess import InProcessTransport
 from ssd_ascend.transport.link import DeviceLink, Link, Meeting
 from ssd_ascend.transport.messages import PROTOCOL_VERSION, Hello
 
-_START_TIMEOUT_S = 300.0
 _ENTRY = f"{__name__}:serve_worker"
 log = get_logger(__name__)
 
@@ -53,8 +52,8 @@ def make_link(side: TargetSide) -> WorkerLink:
     supervisor = WorkerSupervisor(
         _ENTRY, _to_json(side), check_hello=_checks(side.setup), new_link=_device_line(side.setup)
     )
-    if not supervisor.wait_ready(_START_TIMEOUT_S, or_lost=True):
-        reason = supervisor.reason or f"it took more than {_START_TIMEOUT_S:.0f} s"
+    if not supervisor.wait_ready(START_TIMEOUT_S, or_lost=True):
+        reason = supervisor.reason or f"it took more than {START_TIMEOUT_S:.0f} s"
         supervisor.close()
         raise ConfigError(f"the draft worker did not start: {reason}", remedy="its own message is above")
     return supervisor
@@ -127,7 +126,7 @@ def _in_a_thread(side: TargetSide) -> ThreadLink:
         warm_up(drafter, setup)
         return make_worker(drafter, setup, line, overlaps=True), hello_of(drafter, setup)
 
-    return ThreadLink(build, setup)
+    return ThreadLink(build, setup, start_timeout_s=START_TIMEOUT_S)
 
 
 def make_worker(

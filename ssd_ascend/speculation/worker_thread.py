@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Final
+from typing import Final, NoReturn
 
 from ssd_ascend.errors import ConfigError, TransportError
 from ssd_ascend.log import get_logger
@@ -38,21 +38,30 @@ log = get_logger(__name__)
 class ThreadLink(UnsupervisedLink):
     """See `WorkerLink`. The constructor waits until the worker has said hello."""
 
-    def __init__(self, build: Build, setup: DraftSetup) -> None:
-        """Raises `ConfigError` when the drafter cannot be built."""
+    def __init__(self, build: Build, setup: DraftSetup, *, start_timeout_s: float) -> None:
+        """Raises `ConfigError` when the drafter cannot be built, or is not within `start_timeout_s`."""
         self._setup = replace(setup, grammars=None)  # a compiler of grammars is not for two threads
         self._build = build
         ours, self._theirs = QueueTransport.pair()
         super().__init__(ours)
         self._ready = threading.Event()
+        self._is_given_up = False
         self._thread = threading.Thread(target=self._run, name="ssd-draft-worker", daemon=True)
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_S)
         self._thread.start()
-        self._ready.wait()
-        if self.current() is None:
-            self.close()
-            raise ConfigError(f"the draft worker did not start: {self._failure}", remedy="its own message is above")
+        if not self._ready.wait(start_timeout_s):
+            self._is_given_up = True
+            self._refuse(
+                f"its thread was not ready within {start_timeout_s:g} s",
+                remedy="see whether the device hangs; --worker process gives it a process, which can be ended",
+            )
+        if self._worker is None:
+            self._refuse(self._failure, remedy="its own message is above")
+
+    def _refuse(self, reason: str | None, *, remedy: str) -> NoReturn:
+        self.close()
+        raise ConfigError(f"the draft worker did not start: {reason}", remedy=remedy)
 
     def _run(self) -> None:
         """Build and serve. However it fails, the target goes on alone."""
@@ -64,6 +73,8 @@ class ThreadLink(UnsupervisedLink):
                     stack.enter_context(backend.stream())
                 began = time.monotonic()
                 worker, hello = self._build(self._setup, self._theirs)
+                if self._is_given_up:
+                    raise TransportError("ready too late, nobody waits for it any more")
                 log.info("draft worker ready in a thread after %.1f s", time.monotonic() - began)
                 self._worker = Worker(self._line, hello, generation=0)
                 self._ready.set()
@@ -79,7 +90,9 @@ class ThreadLink(UnsupervisedLink):
             self._ready.set()
 
     def close(self) -> None:
-        """Close the line, and wait for the thread to notice."""
+        """Close the line, and wait for the thread to notice. One that a device holds is left behind."""
         super().close()
-        self._thread.join(_LEAVE_S)
+        self._thread.join(0.0 if self._is_given_up else _LEAVE_S)
+        if self._thread.is_alive():
+            log.warning("the draft worker's thread is held by its device, and ends with this process")
         sys.setswitchinterval(self._switch_s)

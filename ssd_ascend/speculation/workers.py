@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.messages import Hello
+
+START_TIMEOUT_S: Final = 300.0
+"""How long a worker of our own may take to its hello: reading weights and capturing graphs may take their time."""
 
 
 class Worker(NamedTuple):

@@ -82,6 +82,31 @@ def test_a_drafter_that_cannot_be_built_is_a_sentence(pair: Path, monkeypatch: p
     assert sys.getswitchinterval() == before
 
 
+def test_a_build_that_hangs_is_a_sentence_and_its_late_end_changes_nothing(
+    pair: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    go_on, before = threading.Event(), sys.getswitchinterval()
+    build = PagedDrafter.__init__
+
+    def hang(*args: Any, **kwargs: Any) -> None:
+        go_on.wait(60.0)
+        build(*args, **kwargs)
+
+    monkeypatch.setattr(PagedDrafter, "__init__", hang)
+    monkeypatch.setattr(worker_link, "START_TIMEOUT_S", 0.25)
+    with pytest.raises(ConfigError, match=r"not ready within 0\.25 s .*--worker process"):
+        make_engine(pair, speculation(pair, "ssd", worker="thread"))
+    assert sys.getswitchinterval() == before
+    (held,) = workers()
+    assert held.daemon, "whoever is held by a device must not hold the process"
+    with caplog.at_level("INFO", logger="ssd_ascend"):
+        go_on.set()
+        held.join(60.0)
+    assert not workers()
+    assert "draft worker leaves: ready too late" in caplog.text
+    assert "draft worker ready" not in caplog.text
+
+
 def test_another_device_is_refused(pair: Path) -> None:
     with pytest.raises(ConfigError, match="on the target's device, not on"):
         make_engine(pair, speculation(pair, "ssd", worker="thread", draft_device="elsewhere"), device=None)
