@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from ssd_ascend.errors import SsdError, TransportError
+from ssd_ascend.errors import SsdError, TransportError, in_one_line
 from ssd_ascend.log import get_logger
 from ssd_ascend.speculation.draft_worker import DraftWorker
 from ssd_ascend.speculation.remote_link import mismatch
@@ -89,15 +89,17 @@ class SpeculatorService:
     # -- the door ------------------------------------------------------------------------------------------------
 
     def _welcome(self) -> None:
-        """Body of the door's thread: hellos are exchanged here, so that drafting never waits for them."""
+        """Body of the door's thread: hellos are exchanged here, so that drafting never waits for them. Nobody would
+        start it again, so it lives through whatever a caller brings about."""
         trouble = None
         while not self._stopping.is_set():
             try:
                 line = self._listener.accept(_POLL_S)
-            except TransportError as error:  # out of files, as a rule: some come back when a target leaves
-                if error.message != trouble:
-                    log.warning("no target can be let in for now: %s", error.message)
-                trouble = error.message
+            except Exception as error:  # noqa: BLE001  out of files, as a rule: some come back when a target leaves
+                reason = in_one_line(error)
+                if reason != trouble:
+                    log.warning("no target can be let in for now: %s", reason)
+                trouble = reason
                 self._stopping.wait(_POLL_S)
                 continue
             if line is None:
@@ -112,8 +114,8 @@ class SpeculatorService:
             hello = line.recv(_HELLO_S)
             reason = mismatch(hello, self._hello) if isinstance(hello, Hello) else "a target begins with a hello"
             line.send(self._hello if reason is None else Refusal(reason))
-        except TransportError as error:
-            reason = error.message
+        except Exception as error:  # noqa: BLE001  the next caller may do better
+            reason = in_one_line(error)
         if reason is not None:
             log.warning("a target was turned away: %s", reason)
             line.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from ssd_ascend.errors import TransportError
+from ssd_ascend.speculation import service as service_module
 from ssd_ascend.speculation.remote_link import introduce
 from ssd_ascend.speculation.service import SpeculatorService
 from ssd_ascend.transport import tcp
@@ -106,6 +109,32 @@ def test_trouble_that_lasts_is_logged_once(
     told = [record.getMessage() for record in caplog.records if "no target can be let in" in record.getMessage()]
     assert len(told) == 1
     assert "Too many open files" in told[0]
+
+
+@pytest.mark.parametrize("where", [(tcp.Listener, "accept"), (service_module, "mismatch")])
+def test_what_nobody_foresaw_is_one_line_and_turns_away_one_caller_at_most(
+    listener: tcp.Listener,
+    service: SpeculatorService,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    where: tuple[Any, str],
+) -> None:
+    own, failed = getattr(*where), threading.Event()
+
+    def fail_once(*args: Any) -> Any:
+        if failed.is_set():
+            return own(*args)
+        failed.set()
+        raise MemoryError("a message of a gigabyte,\nsay")
+
+    monkeypatch.setattr(*where, fail_once)
+    with contextlib.suppress(TransportError):
+        visit(listener)
+    assert failed.wait(LONG_S)
+    assert visit(listener) == "ngram"
+    told = [record.getMessage() for record in caplog.records if "MemoryError: a message of" in record.getMessage()]
+    assert len(told) == 1
+    assert "\n" not in told[0]
 
 
 def test_callers_who_are_gone_before_they_are_taken_are_skipped(listener: tcp.Listener) -> None:
