@@ -20,10 +20,10 @@ import torch
 from ssd_ascend.backends.base import AttentionBackend, Backend, CompilingBackend, Graph, GraphCapture
 from ssd_ascend.core.attention import AttentionMetadata
 from ssd_ascend.core.batch import ForwardBatch, Mode, ModelOutput
-from ssd_ascend.errors import first_line
 from ssd_ascend.log import get_logger
 from ssd_ascend.runtime.inputs import Row
 from ssd_ascend.runtime.pack import Field, Pack, index_on
+from ssd_ascend.runtime.refusals import Refusals
 from ssd_ascend.runtime.static import row_fields, static_batch, write_rows
 
 _log = get_logger(__name__)
@@ -182,7 +182,7 @@ class GraphRunner:
     def capture(
         self, backend: Backend, device: torch.device, buckets: Iterable[Bucket], *, block_size: int, max_len: int
     ) -> None:
-        """Capture what the device can; sizes it cannot run eagerly from then on, and one line says so."""
+        """Capture what the device can; a line says which sizes it cannot, and what that costs."""
         graphs = backend.graphs(device)
         if graphs is None:
             return
@@ -197,9 +197,11 @@ class GraphRunner:
                 for bucket in buckets:
                     self._capture_one(device, block_size, max_len, Rehearsal(), bucket)
         free = backend.memory(device).free
-        captured = [self._or_eagerly(one, bucket) for bucket in buckets]
+        refusals = Refusals()
+        captured = [refusals.attempt(f"{bucket.rows}x{bucket.per_row}", partial(one, bucket)) for bucket in buckets]
         self._captured = sorted(filter(None, captured), key=lambda one: one.buffers.bucket.tokens)
         backend.synchronize(device)
+        refusals.tell("steps of rows x tokens", "run in a larger graph, or eagerly")
         _log.info(
             "captured %d graphs in %.1f s, %.2f GB; %d sizes run eagerly",
             len(self._captured), time.monotonic() - began, (free - backend.memory(device).free) / 1e9,
@@ -218,13 +220,6 @@ class GraphRunner:
 
         return _Captured(buffers, graphs.capture(step), outputs)
 
-    def _or_eagerly(self, capture: Callable[[Bucket], _Captured], bucket: Bucket) -> _Captured | None:
-        try:
-            return capture(bucket)
-        except RuntimeError as error:
-            _log.warning("no graph for %d rows of %d tokens (%s): they run eagerly", *bucket[1:], first_line(error))
-            return None
-
     def _holding(self, mode: Mode, rows: int, longest: int, tokens: int) -> _Captured | None:
         """The smallest graph that holds a batch; without padding the one of just as many tokens, captured if need be.
 
@@ -236,7 +231,9 @@ class GraphRunner:
             return None
         found = next((c for c in self._captured if c.buffers.bucket.tokens == tokens), None)
         if found is None and tokens <= _MOST_EXACT and not self._full:
-            found = self._or_eagerly(self._capture_exactly, Bucket(Mode.DECODE, tokens, 1))
+            refusals = Refusals()
+            found = refusals.attempt(str(tokens), partial(self._capture_exactly, Bucket(Mode.DECODE, tokens, 1)))
+            refusals.tell("steps of tokens", "run eagerly, as do all that have no graph by now")
             self._full = found is None
             self._captured += [found] if found is not None else []
         return found

@@ -15,7 +15,7 @@ import pytest
 
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.speculation.base import Foresight
-from ssd_ascend.speculation.drafters import captured_ahead, captured_forks
+from ssd_ascend.speculation.drafters import captured_ahead, captured_chain, captured_forks
 from ssd_ascend.speculation.drafters.captured_ahead import CapturedAhead
 from ssd_ascend.speculation.drafters.captured_chain import CapturedChains
 from ssd_ascend.speculation.drafters.captured_forks import CapturedForks
@@ -145,16 +145,23 @@ def test_sizes_of_feeds_cover_every_batch() -> None:
     assert {size.tokens for size in feed_sizes(1, 2)} == {2}
 
 
-def test_what_cannot_be_captured_goes_step_by_step(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that refuses whole rounds still drafts."""
+def test_what_cannot_be_captured_goes_step_by_step(
+    pair: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A device that refuses whole rounds still drafts. One line says so of all chains."""
 
     def refuse(*args: Any) -> None:
         raise RuntimeError("no more memory\nand advice")
 
-    monkeypatch.setattr(CapturedChains, "_capture", refuse)
-    monkeypatch.setattr(CapturedForks, "_capture", refuse)
+    monkeypatch.setattr(captured_chain._Chain, "capture", refuse)
+    monkeypatch.setattr(captured_forks._Glue, "capture", refuse)
     config = speculation(pair, "ssd", "model", lookahead=LOOKAHEAD, on_miss="draft")
     captured = run(pair, PROMPTS, greedy(12), config, graphs=True)
+    chains, rounds = (
+        [line for line in caplog.messages if line.startswith(f"no graph for {what}")]
+        for what in ("chains of rows 8, 4, 2, 1 (no more memory)", "rounds of branches")
+    )
+    assert (len(chains), len(rounds)) == (1, 1)
     assert captured.tokens == run(pair, PROMPTS, greedy(12), graphs=False).tokens
     assert captured.stats.speculation.hits > 0
 

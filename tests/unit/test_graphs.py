@@ -6,7 +6,7 @@ So padding, staging and bucket choice are tested on any machine; real graphs are
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -39,17 +39,17 @@ BLOCK = 16
 
 
 class Again:
-    """A graph that runs its function; `failing` sizes cannot be captured."""
+    """A graph that runs its function."""
 
     def __init__(self, run: Callable[[], None]) -> None:
         self.replay = run
 
 
 class Captures:
-    """A CPU backend that claims to capture."""
+    """A CPU backend that claims to capture, but for its first attempts, which fail for these reasons."""
 
-    def __init__(self, inner: Backend, failures: int = 0, *, padded: bool = True) -> None:
-        self._inner, self._failures = inner, failures
+    def __init__(self, inner: Backend, failures: Sequence[str] = (), *, padded: bool = True) -> None:
+        self._inner, self._failures = inner, list(failures)
         self.captured = 0
         self.capabilities = replace(inner.capabilities, graphs=True, padded_graphs=padded)
 
@@ -63,8 +63,7 @@ class Captures:
         run()
         self.captured += 1
         if self._failures:
-            self._failures -= 1
-            raise RuntimeError("out of memory\nand a page of advice")
+            raise RuntimeError(self._failures.pop(0))
         return Again(run)
 
 
@@ -195,7 +194,7 @@ def test_without_padding_each_number_of_tokens_is_captured_once(runner: ModelRun
 
 
 def test_without_padding_a_failed_capture_is_the_last(runner: ModelRunner, caplog: pytest.LogCaptureFixture) -> None:
-    backend = Captures(load_backend("cpu"), failures=1, padded=False)
+    backend = Captures(load_backend("cpu"), ["out of memory"], padded=False)
     runner.capture_graphs(backend, max_rows=6, lookahead=3, max_len=128)  # type: ignore[arg-type]
     assert runner.graphs is not None
     with caplog.at_level("WARNING"):
@@ -224,14 +223,18 @@ def test_what_fits_no_bucket_runs_eagerly(runner: ModelRunner) -> None:
 def test_sizes_that_cannot_be_captured_are_told_and_run_eagerly(
     runner: ModelRunner, caplog: pytest.LogCaptureFixture
 ) -> None:
-    backend = Captures(load_backend("cpu"), failures=1)
+    amounts = ["2.00 GiB", "990.5 MiB"]
+    refused = [f"out of memory: no {each} of 141.2 GiB\nand a page of advice" for each in amounts]
+    backend = Captures(load_backend("cpu"), [refused[0], "no such kernel", refused[1]])
     with caplog.at_level("WARNING"):
-        runner.capture_graphs(backend, max_rows=2, lookahead=0, max_len=64)  # type: ignore[arg-type]
+        runner.capture_graphs(backend, max_rows=8, lookahead=3, max_len=64)  # type: ignore[arg-type]
     assert runner.graphs is not None
-    assert runner.graphs.buckets == [Bucket(Mode.DECODE, 1, 1)]
-    (line,) = [record.getMessage() for record in caplog.records if "no graph for" in record.getMessage()]
-    assert "2 rows of 1 tokens (out of memory)" in line
-    assert "\n" not in line
+    assert len(runner.graphs.buckets) == len(make_buckets(8, 3)) - 3
+    assert [record.getMessage() for record in caplog.records if "no graph for" in record.getMessage()] == [
+        f"no graph for steps of rows x tokens {sizes} ({reason}): they run in a larger graph, or eagerly, "
+        "which is slower"
+        for sizes, reason in (("8x4, 2x4", "out of memory: no 2.00 GiB of 141.2 GiB"), ("4x4", "no such kernel"))
+    ]
 
 
 def test_buckets_cover_every_number_of_rows() -> None:

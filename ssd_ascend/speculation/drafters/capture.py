@@ -107,7 +107,10 @@ def _rounds(setup: DraftSetup, parts: DraftParts, graphs: GraphCapture, catch_up
         if beside is not None:
             ahead = CapturedAhead(parts, graphs, beside, lookahead=setup.lookahead, counts=counts, max_rows=rows)
     except RuntimeError as error:
-        _log.warning("no graphs for rounds of %d branches (%s): they go step by step", setup.width, first_line(error))
+        _log.warning(
+            "no graph for rounds of branches %d (%s): they go step by step, which is slower",
+            setup.width, first_line(error),
+        )  # fmt: skip
         return Captured(chains)
     return Captured(chains, forks, ahead)
 

@@ -269,11 +269,7 @@ class CapturedAhead:
                 shape = _Shape(rows, lookahead, sum(own[:-1]), own[-1], self.kept)
                 self._rounds[rows].append(_Round(parts, shape, beside.rank))
         for each in chain.from_iterable(reversed(self._rounds.values())):
-            self._capture(each, graphs)
-
-    @staticmethod
-    def _capture(each: _Round, graphs: GraphCapture) -> None:
-        each.capture(graphs)
+            each.capture(graphs)
 
     def __len__(self) -> int:
         """Graphs held."""

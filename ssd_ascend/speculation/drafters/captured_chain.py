@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,12 +16,9 @@ import torch
 from ssd_ascend.backends.base import Graph, GraphCapture, StepwiseAttention
 from ssd_ascend.core.attention import AttentionMetadata
 from ssd_ascend.core.batch import Mode, ModelOutput
-from ssd_ascend.errors import first_line
-from ssd_ascend.log import get_logger
+from ssd_ascend.runtime.refusals import Refusals
 from ssd_ascend.runtime.static import ahead_batch, ahead_fields, write_ahead
 from ssd_ascend.speculation.drafters.feed import DraftParts, Feed, FeedSize, StaticFeed, feed_sizes
-
-_log = get_logger(__name__)
 
 
 class Rolled(NamedTuple):
@@ -109,21 +107,18 @@ class CapturedChains:
     """Chains of `lookahead` tokens for up to `max_rows` sequences of up to `per_row` entries to catch up with."""
 
     def __init__(self, parts: DraftParts, graphs: GraphCapture, *, lookahead: int, max_rows: int, per_row: int) -> None:
-        """Captures; what the device refuses goes step by step from then on, and one line says so."""
+        """Captures; what the device refuses takes a larger chain or goes step by step, and a line says so."""
         self.lookahead, self.catch_up = lookahead, per_row
-        self._chains: list[_Chain] = []
-        for size in feed_sizes(max_rows, per_row):
-            chain = _Chain(parts, size, lookahead)
-            try:
-                self._capture(chain, graphs)
-            except RuntimeError as error:
-                _log.warning("no graph for chains of %d rows (%s): they go step by step", size.rows, first_line(error))
-                continue
-            self._chains.insert(0, chain)
+        refusals = Refusals()
 
-    @staticmethod
-    def _capture(chain: _Chain, graphs: GraphCapture) -> None:
-        chain.capture(graphs)
+        def captured(size: FeedSize) -> _Chain:
+            chain = _Chain(parts, size, lookahead)
+            chain.capture(graphs)
+            return chain
+
+        chains = [refusals.attempt(str(size.rows), partial(captured, size)) for size in feed_sizes(max_rows, per_row)]
+        self._chains = [chain for chain in reversed(chains) if chain is not None]
+        refusals.tell("chains of rows", "take a larger one, or go step by step")
 
     def __len__(self) -> int:
         """Graphs held."""

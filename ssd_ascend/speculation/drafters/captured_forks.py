@@ -238,11 +238,7 @@ class CapturedForks:
         largest_first = chain.from_iterable(reversed(self._branches.values()))
         parts_of_rounds: list[_Glue | _Branches | BranchRows] = [*self._glues, *largest_first]
         for part in parts_of_rounds:
-            self._capture(part, graphs)
-
-    @staticmethod
-    def _capture(part: _Glue | _Branches | BranchRows, graphs: GraphCapture) -> None:
-        part.capture(graphs)
+            part.capture(graphs)
 
     def __len__(self) -> int:
         """Graphs held."""

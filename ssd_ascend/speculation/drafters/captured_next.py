@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,16 +16,14 @@ import torch
 from ssd_ascend.backends.base import Graph, GraphCapture
 from ssd_ascend.core.advance import Advance, Places
 from ssd_ascend.core.batch import ForwardBatch, Mode, ModelOutput
-from ssd_ascend.errors import first_line
-from ssd_ascend.log import get_logger
 from ssd_ascend.runtime.graphs import StaticInputs
 from ssd_ascend.runtime.pack import Field, write
+from ssd_ascend.runtime.refusals import Refusals
 from ssd_ascend.runtime.static import ahead_batch, ahead_fields, write_tables
 from ssd_ascend.speculation.base import DraftSequence, Verdict
 from ssd_ascend.speculation.drafters.captured_chain import roll
 from ssd_ascend.speculation.drafters.feed import DraftParts, FeedSize, StaticFeed
 
-_log = get_logger(__name__)
 _NOBODY = (-2, -3)
 """A last row of verdicts whose token is no draft's, and whose draft is nobody's token."""
 
@@ -128,19 +127,22 @@ class CapturedNext:
         *,
         lookahead: int,
     ) -> None:
-        """Captures; sizes that the device refuses are queued when the verdict is there, and one line says so."""
+        """Captures; rounds of sizes that the device refuses wait for the verdict, and a line says so."""
         self.lookahead = lookahead
-        self._held: list[_Next] = []
         most = max((batch.num_tokens for batch in verifications.batches), default=0)
         pairs = torch.tensor([_NOBODY] * (most + 1), dtype=torch.int64).to(parts.runner.device)
-        for verify in reversed(verifications.batches):  # the largest first, so that memory is shared
+        refusals = Refusals()
+
+        def captured(verify: ForwardBatch) -> _Next:
             one = _Next(parts, verify, verifications.block_size, lookahead, pairs)
-            try:
-                one.capture(graphs, advance)
-            except RuntimeError as error:
-                _log.warning("no graph for a next round (%s): it waits for the verdict", first_line(error))
-                continue
-            self._held.append(one)
+            one.capture(graphs, advance)
+            return one
+
+        largest_first = reversed(verifications.batches)  # so that memory is shared
+        held = [refusals.attempt(str(verify.attention.kv_lens.shape[0]), partial(captured, verify))
+                for verify in largest_first]  # fmt: skip
+        self._held = [one for one in held if one is not None]
+        refusals.tell("next rounds of rows", "wait for the verdict")
 
     def __len__(self) -> int:
         """Graphs held."""
