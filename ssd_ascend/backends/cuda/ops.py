@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
@@ -9,9 +11,10 @@ from ssd_ascend.backends.base import Experts, Linear
 from ssd_ascend.backends.cuda.experts import grouped_experts, is_exact
 from ssd_ascend.backends.cuda.kernels import choice, small
 from ssd_ascend.backends.cuda.kernels.advance import advance
-from ssd_ascend.backends.cuda.kernels.linear import linear
+from ssd_ascend.backends.cuda.kernels.linear import FewRows, linear
 from ssd_ascend.backends.cuda.kernels.top_few import top_few
 from ssd_ascend.core.advance import Advance
+from ssd_ascend.errors import first_line
 from ssd_ascend.log import get_logger
 
 _log = get_logger(__name__)
@@ -27,37 +30,38 @@ class CudaOps:
         self._overlap = overlap
         self._bulk = bulk
         self._ahead = _AHEAD if overlap else 0
+        self._few_rows: dict[torch.device, FewRows | None] = {}
         self._exact_experts: dict[tuple[torch.Size, torch.device], bool] = {}
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """[T, in] -> [T, out]; a row's bits do not depend on T."""
-        weight = weight.contiguous()
-
-        def apply(x: torch.Tensor) -> torch.Tensor:
-            return linear(x, weight, bias, overlap=self._overlap, bulk=self._bulk, ahead=self._ahead)
-
-        return apply
+        return self._product(weight.contiguous(), bias)
 
     def vocab_head(self, weight: torch.Tensor) -> Linear:
         """`linear` whose float32 sums are kept as they are."""
-        weight = weight.contiguous()
-
-        def apply(x: torch.Tensor) -> torch.Tensor:
-            return linear(
-                x, weight, None, overlap=self._overlap, bulk=self._bulk, ahead=self._ahead, dtype=torch.float32
-            )
-
-        return apply
+        return self._product(weight.contiguous(), None, dtype=torch.float32)
 
     def gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """silu(gate) * up of weight's first and second half of rows, in one launch; bits as of the two in turn."""
-        weight = _alternate(weight)
-        bias = None if bias is None else _alternate(bias)
+        return self._product(_alternate(weight), None if bias is None else _alternate(bias), gated=True)
 
-        def apply(x: torch.Tensor) -> torch.Tensor:
-            return linear(x, weight, bias, overlap=self._overlap, bulk=self._bulk, ahead=self._ahead, gated=True)
-
-        return apply
+    def _product(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, *, gated: bool = False, dtype: torch.dtype | None = None
+    ) -> Linear:
+        device = weight.device
+        if device not in self._few_rows:
+            self._few_rows[device] = few_rows_on(device, overlap=self._overlap) if self._bulk else None
+        return partial(
+            linear,
+            weight=weight,
+            bias=bias,
+            overlap=self._overlap,
+            bulk=self._bulk,
+            ahead=self._ahead,
+            gated=gated,
+            dtype=dtype,
+            few_rows=self._few_rows[device],
+        )
 
     def experts(self, gate_up: torch.Tensor, down: torch.Tensor) -> Experts | None:
         """The library's grouped product, where it is exact; see `cuda/experts.py`. It knows bfloat16 only."""
@@ -107,6 +111,29 @@ class CudaOps:
         """Rotate the halves of the first rotary_dim of D in place; q: [T, Hq, D], k: [T, Hkv, D]."""
         small.rotary(q, k, positions, cos_sin, overlap=self._overlap)
         return q, k
+
+
+def few_rows_on(device: torch.device, *, overlap: bool) -> FewRows | None:
+    """The kernel for few rows on this GPU; None where it does not give `linear`'s bits or does not run at all, which
+    one line then says: its language is experimental, and its instructions are Hopper's."""
+    try:
+        from ssd_ascend.backends.cuda.kernels.few_rows import few_rows
+
+        run = partial(few_rows, processors=torch.cuda.get_device_properties(device).multi_processor_count)
+        draw = torch.Generator(device).manual_seed(0)
+        x, weight, bias = (
+            torch.randn(shape, generator=draw, device=device, dtype=torch.bfloat16)
+            for shape in ((3, 2056), (200, 2056), (200,))
+        )
+        expected = linear(x, weight, bias, overlap=overlap, bulk=True, gated=True)
+        got = linear(x, weight, bias, overlap=overlap, bulk=True, gated=True, few_rows=run)
+        if torch.equal(got, expected):
+            return run
+        why = "it gives other bits"
+    except Exception as error:  # noqa: BLE001  whatever a compiler in the making raises
+        why = first_line(error)
+    _log.info("the kernel for few rows is not used: %s", why)
+    return None
 
 
 def _alternate(packed: torch.Tensor) -> torch.Tensor:

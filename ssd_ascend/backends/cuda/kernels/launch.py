@@ -1,8 +1,10 @@
 """What all kernels share: launching, compiling ahead, overlapping one launch with the next, fetching weights ahead.
 
-Programmatic dependent launch lets a kernel start while the one before it still runs. Every kernel here waits for its
-predecessor before it touches anything a predecessor may write or read, so order holds along the whole chain; before
-that wait it may only fetch weights. https://docs.nvidia.com/cuda/cuda-c-programming-guide/ (section of that name).
+Programmatic dependent launch lets a kernel start while the one before it still runs. Every kernel here lets its
+successor start at once, and then waits for its predecessor to end before it touches anything that a kernel may write;
+before that wait it may only fetch weights. So several can be there at a time, and order holds along the whole chain:
+none ends before its own wait is over, which is when its predecessor has ended, which waited for the one before.
+https://docs.nvidia.com/cuda/cuda-c-programming-guide/ (section of that name).
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ import torch
 import triton
 import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 _asked: ContextVar[set[Any] | None] = ContextVar("asked", default=None)
 """Inside `compiling`, the kernels that it was asked for."""
@@ -41,8 +42,8 @@ def _kind(value: Any) -> Any:
     """What a compiler may make a difference of; asking for a kernel twice costs it a millisecond."""
     if isinstance(value, torch.Tensor):
         return value.dtype, value.data_ptr() % 16 == 0
-    if isinstance(value, TensorDescriptor):
-        return value.base.dtype, tuple(value.block_shape)
+    if (block := getattr(value, "block_shape", None)) is not None:  # a descriptor, of Triton's or of Gluon's
+        return value.base.dtype, tuple(block)
     return (value == 1, value % 16 == 0, value >> 31) if isinstance(value, int) else value
 
 
@@ -76,10 +77,11 @@ class _Zeroed(TorchDispatchMode):
 
 @triton.jit
 def wait_for_previous(OVERLAP: tl.constexpr) -> None:
-    """Hold until the kernel before this one has finished and its writes are visible; then let the next one start."""
+    """Let the kernel after this one start, then hold until the one before has ended and its writes are visible. Every
+    program of every kernel comes by here before it ends: the order of all depends on it."""
     if OVERLAP:
-        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit

@@ -1,4 +1,5 @@
-"""x @ weight.T with the weights streamed once: the kernel behind every matrix, from one decode row to a long prefill.
+"""x @ weight.T with the weights streamed once: the kernel behind every matrix, from one decode row to a long prefill
+(few rows: `few_rows.py`, where that runs).
 
 Each output element is one chain of tensor-core products over K in ascending order, whatever the tile: no split over K,
 no change of algorithm with the number of rows. Measured on Hopper (docs/performance.md): all tiles below give bitwise
@@ -7,7 +8,7 @@ the same result, so a token's result depends neither on its neighbours nor on ho
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import triton
@@ -18,6 +19,25 @@ from ssd_ascend.backends.cuda.kernels.launch import fetch_ahead, launch, wait_fo
 
 _GROUP = 8
 """Row tiles that share their weight tiles in the second-level cache, when there are many of both."""
+
+
+MOST_FEW = 32
+"""Rows of what `few_rows.py` multiplies."""
+
+
+class FewRows(Protocol):
+    """`few_rows.few_rows`, for one device."""
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        out: torch.Tensor,
+        *,
+        gated: bool,
+        overlap: bool,
+    ) -> None: ...
 
 
 class Tile(NamedTuple):
@@ -80,11 +100,12 @@ def linear(
     ahead: int = 0,
     gated: bool = False,
     dtype: torch.dtype | None = None,
+    few_rows: FewRows | None = None,
 ) -> torch.Tensor:
     """x [T, K] (rows may be strided) @ weight [N, K].T + bias -> [T, N] in `dtype`, by default x's.
 
     bulk: tiles come through the bulk copy engine, where both matrices allow it. gated: rows of weight alternate between
-    gate and up, and the result is silu(gate) * up, [T, N / 2].
+    gate and up, and the result is silu(gate) * up, [T, N / 2]. few_rows: does up to MOST_FEW rows, where it can.
     """
     rows, depth = x.shape
     columns = weight.shape[0]
@@ -92,6 +113,9 @@ def linear(
     if not rows:
         return out
     bulk = bulk and x.element_size() <= 2 and _can_be_described(x) and _can_be_described(weight)
+    if few_rows is not None and bulk and rows <= MOST_FEW:
+        few_rows(x, weight, bias, out, gated=gated, overlap=overlap)
+        return out
     tile = choose_tile(rows, columns, x.element_size(), bulk=bulk)
     x_tiles = w_tiles = None
     if bulk:
