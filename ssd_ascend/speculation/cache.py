@@ -50,8 +50,6 @@ class SpeculationCache:
     def __init__(self) -> None:
         self._of_sequence: dict[int, dict[_Key, CachedSpeculation]] = {}
         self._bytes_of: dict[int, int] = {}
-        self.lookups = 0
-        self.hits = 0
         self.num_bytes = 0
         """Held now. Kept count of, because every answer reports it."""
 
@@ -60,11 +58,8 @@ class SpeculationCache:
         return sum(map(len, self._of_sequence.values()))
 
     def look_up(self, outcome: VerificationOutcome) -> CachedSpeculation | None:
-        """The speculation prepared for `outcome`; counts the hit or miss."""
-        self.lookups += 1
-        entry = self.of_sequence(outcome.seq_id).get((outcome.num_accepted, outcome.recovery_token))
-        self.hits += entry is not None
-        return entry
+        """The speculation prepared for `outcome`; None is a miss."""
+        return self.of_sequence(outcome.seq_id).get((outcome.num_accepted, outcome.recovery_token))
 
     def of_sequence(self, seq_id: int) -> Mapping[_Key, CachedSpeculation]:
         """All that is prepared for a sequence, by accepted drafts and recovery token."""

@@ -90,7 +90,6 @@ class DraftWorker:
         self._offered: dict[int, int] = {}
         """Drafts under verification, by sequence."""
         self._next: Message | None = None
-        self._rounds = 0
         self._cached_drafts = 0
         self._used_drafts = 0
         self._idle_s = 0.0
@@ -170,7 +169,6 @@ class DraftWorker:
             self._transport.send(self._pack(message.number, [seq for seq, _ in wanted], replies))
         self._offered.update({seq.id: len(reply.tokens) for (seq, _), reply in zip(wanted, replies, strict=True)})
         self._answered_s = time.perf_counter()
-        self._rounds += 1
         with trace.span("worker.foresee"):
             self._foresee([seq for seq, _ in wanted], replies)
         if not self.request_waits():  # else its answer says as much, and comes sooner without this
@@ -181,7 +179,7 @@ class DraftWorker:
     def _clock_round(self) -> None:
         """The round before lasted until now."""
         before_s, self._began_s = self._began_s, time.perf_counter()
-        if self._guesser is not None and self._rounds:
+        if self._guesser is not None and self._worked_s:
             waited_s = self._began_s - before_s - self._worked_s
             self._guesser.saw_round(waited_s, self._worked_s, usual=self._is_usual)
 
@@ -377,9 +375,6 @@ class DraftWorker:
     def _stats(self) -> WorkerStats:
         return WorkerStats(
             idle_s=self._idle_s,
-            rounds=self._rounds,
-            lookups=self._cache.lookups,
-            hits=self._cache.hits,
             cached_drafts=self._cached_drafts,
             used_drafts=self._used_drafts,
             cache_bytes=self._cache.num_bytes,

@@ -14,7 +14,7 @@ import torch
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.core.speculation import VerificationOutcome
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +87,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStats:
-    """Running totals of one worker since it started. Seconds and counts."""
+    """Running totals of one worker since it started, of what its target cannot count itself. Seconds and counts."""
 
     idle_s: float = 0.0
     """Spent waiting for a request."""
-    rounds: int = 0
-    lookups: int = 0
-    hits: int = 0
     cached_drafts: int = 0
     """Draft tokens computed for the speculation cache."""
     used_drafts: int = 0
@@ -105,9 +102,6 @@ class WorkerStats:
         """Totals over two workers' lives; the cache is that of the later one."""
         return WorkerStats(
             idle_s=self.idle_s + later.idle_s,
-            rounds=self.rounds + later.rounds,
-            lookups=self.lookups + later.lookups,
-            hits=self.hits + later.hits,
             cached_drafts=self.cached_drafts + later.cached_drafts,
             used_drafts=self.used_drafts + later.used_drafts,
             cache_bytes=later.cache_bytes,

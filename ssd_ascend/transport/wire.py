@@ -349,24 +349,16 @@ def _get_answer(r: FrameReader) -> Answer:
 
 def _put_stats(w: FrameWriter, stats: WorkerStats) -> None:
     w.floats.append(stats.idle_s)
-    w.words += (stats.rounds, stats.lookups, stats.hits, stats.cached_drafts, stats.used_drafts, stats.cache_bytes)
+    w.words += (stats.cached_drafts, stats.used_drafts, stats.cache_bytes)
 
 
 def _get_stats(r: FrameReader) -> WorkerStats:
     (idle_s,) = r.take_floats(1)
-    counts = r.take(6)
+    counts = r.take(3)
     if not (math.isfinite(idle_s) and idle_s >= 0.0 and min(counts) >= 0):
         raise TransportError(f"worker statistics: idle_s {idle_s}, counts {counts}: expected finite, none below 0")
-    rounds, lookups, hits, cached_drafts, used_drafts, cache_bytes = counts
-    return WorkerStats(
-        idle_s=idle_s,
-        rounds=rounds,
-        lookups=lookups,
-        hits=hits,
-        cached_drafts=cached_drafts,
-        used_drafts=used_drafts,
-        cache_bytes=cache_bytes,
-    )
+    cached_drafts, used_drafts, cache_bytes = counts
+    return WorkerStats(idle_s=idle_s, cached_drafts=cached_drafts, used_drafts=used_drafts, cache_bytes=cache_bytes)
 
 
 def _check_ids(what: str, ids: torch.Tensor, high: int) -> None:

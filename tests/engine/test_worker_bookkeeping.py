@@ -136,7 +136,6 @@ def test_the_foreseen_outcome_is_a_hit_and_another_is_not() -> None:
     assert (answer.sources, answer.drafts) == ([Source.HIT], [[1, 2, 3]])
     bench.update(1, 9)
     assert bench.answer().sources == [Source.DECLINED]
-    assert (bench.worker._cache.lookups, bench.worker._cache.hits) == (3, 2)
 
 
 def test_what_was_foreseen_is_told_before_it_is_asked_for() -> None:

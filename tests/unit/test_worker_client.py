@@ -166,7 +166,7 @@ def answer(number: int, **changes: Any) -> Answer:
         "sources": [Source.HIT],
         "drafts": [[5, 6, 7]],
         "has_law": [False],
-        "stats": WorkerStats(rounds=number),
+        "stats": WorkerStats(idle_s=float(number)),
     }
     return Answer(**{**plain, **changes})
 

@@ -123,7 +123,7 @@ def answers(draw: st.DrawFn) -> Answer:
 
 @st.composite
 def worker_stats(draw: st.DrawFn) -> WorkerStats:
-    names = ("rounds", "lookups", "hits", "cached_drafts", "used_drafts", "cache_bytes")
+    names = ("cached_drafts", "used_drafts", "cache_bytes")
     return WorkerStats(idle_s=draw(st.floats(0.0, 1e9)), **{name: draw(counter) for name in names})
 
 
