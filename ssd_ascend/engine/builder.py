@@ -67,7 +67,7 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> E
         speculator = SPECULATORS.get(config.speculation.speculator)(side)
         undo.callback(speculator.close)
         executor.ahead = _ahead(config, executor.target, speculator) if _may_run_ahead(config, backend) else None
-        engine = _assemble(config, backend, device, target, executor, speculator, side, max_model_len)
+        engine = _assemble(config, backend, target, executor, speculator, side, max_model_len)
         undo.pop_all()
     settle_threads(backend.capabilities, config.threads)
     return engine
@@ -236,13 +236,13 @@ def _target_side(
 def _assemble(
     config: EngineConfig,
     backend: Backend,
-    device: torch.device,
     target: LoadedModel,
     executor: Executor,
     speculator: Speculator,
     side: TargetSide,
     max_model_len: int,
 ) -> Engine:
+    """The loop over what was loaded: who schedules, who judges, and what it says of itself."""
     kv = target.runner.kv
     blocks = BlockManager(kv.num_blocks, kv.block_size, prefix_cache=config.prefix_cache)
     scheduler = Scheduler(
@@ -254,21 +254,6 @@ def _assemble(
         slots_ahead=executor.slots_ahead,
         speculation_stats=speculator.stats,
     )
-    speculation = config.speculation
-    info = EngineInfo(
-        model=config.served_model_name or Path(config.model).name,
-        device=backend.describe(device),
-        dtype=str(target.dtype).removeprefix("torch."),
-        speculator=speculation.speculator,
-        drafter=speculation.drafter if speculation.enabled else "none",
-        lookahead=speculator.lookahead,
-        kv_cache_bytes=kv.num_bytes,
-    )
-    _log.info(
-        "%s on %s in %s: KV cache %d tokens (%.0f MB), speculator %s, drafter %s, lookahead %d",
-        info.model, info.device, info.dtype, blocks.capacity, kv.num_bytes / 1e6,
-        info.speculator, info.drafter, info.lookahead,
-    )  # fmt: skip
     grammars = side.setup.grammars or side.setup.target.grammars()
     return Engine(
         scheduler=scheduler,
@@ -276,7 +261,7 @@ def _assemble(
         verifier=Verifier(backend.to_host, masks=TokenMasks(grammars)),
         grammars=grammars,
         speculator=speculator,
-        info=info,
+        info=_introduce(config, backend, target, speculator.lookahead, kv_tokens=blocks.capacity),
         limits=EngineLimits(
             max_model_len=max_model_len,
             max_tokens_that_fit=scheduler.max_tokens_that_fit,
@@ -284,3 +269,25 @@ def _assemble(
         ),
         eos_ids=frozenset(target.config.eos_token_ids),
     )
+
+
+def _introduce(
+    config: EngineConfig, backend: Backend, target: LoadedModel, lookahead: int, *, kv_tokens: int
+) -> EngineInfo:
+    """What the engine says of itself; the log hears it first."""
+    speculation = config.speculation
+    info = EngineInfo(
+        model=config.served_model_name or Path(config.model).name,
+        device=backend.describe(target.runner.device),
+        dtype=str(target.dtype).removeprefix("torch."),
+        speculator=speculation.speculator,
+        drafter=speculation.drafter if speculation.enabled else "none",
+        lookahead=lookahead,
+        kv_cache_bytes=target.runner.kv.num_bytes,
+    )
+    _log.info(
+        "%s on %s in %s: KV cache %d tokens (%.0f MB), speculator %s, drafter %s, lookahead %d",
+        info.model, info.device, info.dtype, kv_tokens, info.kv_cache_bytes / 1e6,
+        info.speculator, info.drafter, info.lookahead,
+    )  # fmt: skip
+    return info

@@ -3,7 +3,7 @@
 A branch was decoded by feeding its guess and its drafts, and what else might have followed each of them was kept. So
 the guesses for every depth but the last are known before glue, and glue and their first step are one forward. Guesses
 for the last depth, after all drafts, begin one forward later and are one draft shorter: a worker that the target waits
-for gives that draft for a round of K forwards instead of K + 1. Greedy rows of models with tree masks; see `paged.py`.
+for gives that draft for a round of K forwards instead of K + 1. Greedy rows of models with tree masks; see `whole_rounds.py`.
 """
 
 from __future__ import annotations
@@ -52,6 +52,14 @@ class Guess(NamedTuple):
     depth: int
     token: int | None
     late: bool = False
+
+
+class Found(NamedTuple):
+    """What a round gives for a guess: its token, the drafts after it, and what was kept beside each of them."""
+
+    token: int
+    drafts: list[int]
+    others: list[int]
 
 
 class _Shape(NamedTuple):
@@ -292,6 +300,13 @@ class CapturedAhead:
             for place, (depth, rank) in enumerate(depth_of)
         ]
         return early + [Guess(len(early) + rank, len(others), None, late=True) for rank in range(counts[-1])]
+
+    def read(self, guess: Guess, row: list[int]) -> Found | None:
+        """What its row of the result says of a guess; None for a place that was left empty."""
+        k = self.lookahead
+        if guess.late:
+            return Found(row[0], row[1:k], row[k + self.kept :])
+        return None if guess.token is None else Found(guess.token, row[:k], row[k:])
 
     def run(self, forks: Rows[Fork], guesses: Rows[Rows[Guess]], blocks: BlockManager) -> torch.Tensor | None:
         """See `_Round.replay`; None when there is no graph or no room for these."""

@@ -21,10 +21,9 @@ from ssd_ascend.speculation.base import Branch, BranchChoice, Chain, DraftSequen
 from ssd_ascend.speculation.branches import BranchLayout, RowsLayout, TreeMaskLayout
 from ssd_ascend.speculation.draft_sampler import DraftSampler
 from ssd_ascend.speculation.drafters.capture import NOTHING, Captured
-from ssd_ascend.speculation.drafters.captured_forks import CapturedForks
-from ssd_ascend.speculation.drafters.feed import Feed, Fork
 from ssd_ascend.speculation.drafters.tails import Tails
 from ssd_ascend.speculation.drafters.trunk import EntrySource, Trunk
+from ssd_ascend.speculation.drafters.whole_rounds import WholeRounds
 
 
 class PagedDrafter:
@@ -62,6 +61,9 @@ class PagedDrafter:
         self._max_backlog = max_backlog
         self._tree_mask = tree_mask
         self._captured = captured
+        self._rounds = None
+        if captured.forks is not None:
+            self._rounds = WholeRounds(captured.forks, captured.ahead, self._trunk, blocks, max_backlog)
 
     @property
     def whole_chain(self) -> int:
@@ -209,101 +211,9 @@ class PagedDrafter:
         hurry: bool = False,
     ) -> Foresight | None:
         """`glue`, the guesses of `choice`, and `branch`: one or two graphs, one copy."""
-        forks = self._captured.forks
-        if forks is None or k != forks.lookahead or len(seqs) > forks.max_rows:
+        if self._rounds is None or not all(map(self._sampler.is_arg_max, seqs)):
             return None
-        if not all(map(self._sampler.is_arg_max, seqs)):
-            return None
-        live = self._trunk.ready(seqs, [len(drafts) for drafts in sent], self._max_backlog)
-        self._trunk.catch_up([seqs[i] for i in live], forks.catch_up)
-        feeds = [self._trunk.feed(seqs[i], sent[i], hidden[i], len(sent[i]) + 1) for i in live]
-        if not live or not forks.holds(feeds):
-            return None
-        kept = [
-            seq.others.get((seq.num_tokens, seq.token_ids[-1], *drafts)) for seq, drafts in zip(seqs, sent, strict=True)
-        ]
-        for seq in seqs:
-            seq.others = {}
-        if hurry and (
-            foreseen := self._ahead(feeds, [sent[i] for i in live], [kept[i] for i in live], choice)
-        ) is not None:  # fmt: skip
-            return foreseen
-        width = choice.width(forks.widths(len(live)), ahead=False)
-        rounds = [Fork(feed, sent[i], choice.picks(len(sent[i]), forks.num_ranks, width))
-                  for feed, i in zip(feeds, live, strict=True)]  # fmt: skip
-        return self._foresight(forks, rounds, k, width)
-
-    def _foresight(self, forks: CapturedForks, rounds: Rows[Fork], k: int, width: int) -> Foresight | None:
-        """Run the graphs, bring their verdict to the host; features stay, as copies that outlive the next round."""
-        drafted = forks.run(rounds, self._blocks, width)
-        if drafted is None:
-            return None
-        result, hidden = drafted
-        arriving = Arriving(result)
-        index: list[int] = []
-        branches: list[Branch] = []
-        for i, fork in enumerate(rounds):
-            self._trunk.mark(fork.feed.seq, fork.end)
-            self._trunk.keep(fork.feed.seq, fork.drafts)
-            index += range(i * width, i * width + len(fork.picks))
-            branches += [Branch(fork.feed.seq, depth, i * (k + 1) + depth) for depth, _ in fork.picks]
-        kept = None if hidden is None else hidden.clone()
-        if kept is not None and len(index) < kept.shape[0]:
-            kept = kept[index]
-        values = arriving.rows()
-        rows = [values[i] for i in index]
-        if self._captured.ahead is not None:
-            for branch, row in zip(branches, rows, strict=True):
-                self._keep_others(branch, row[: k + 1], row[k + 1 :])
-        tokens = torch.tensor([row[1 : k + 1] for row in rows], dtype=torch.int64)
-        chain = Chain(tokens, [k] * len(rows), None, [False] * len(rows), kept)
-        return Foresight(branches, [row[0] for row in rows], chain)
-
-    def _keep_others(self, branch: Branch, tokens: Rows[int], others: Rows[int]) -> None:
-        """Note what might have followed in place of each draft of a branch. tokens: its guess, its drafts."""
-        if self._captured.ahead is not None:
-            kept = self._captured.ahead.kept
-            branch.seq.others[branch.seq.num_tokens + branch.depth + 1, *tokens] = [
-                others[at : at + kept] for at in range(0, len(others), kept)
-            ]
-
-    def _ahead(
-        self, feeds: Rows[Feed], sent: Rows[Rows[int]], others: Rows[Rows[Rows[int]] | None], choice: BranchChoice
-    ) -> Foresight | None:
-        """The round whose guesses are known already, all but the last depth's; None where they are not, or no graph."""
-        ahead = self._captured.ahead
-        if ahead is None or any(feed.num_committed != 1 for feed in feeds):
-            return None
-        # a sequence without drafts has no depth but the last
-        known = [each for each in ([] if not drafts else each for each, drafts in zip(others, sent, strict=True))
-                 if each is not None]  # fmt: skip
-        widths = ahead.widths(len(feeds))
-        if len(known) < len(feeds) or not any(sent) or not widths:
-            return None
-        forks = [Fork(feed, drafts, []) for feed, drafts in zip(feeds, sent, strict=True)]
-        width = choice.width(widths, ahead=True)
-        guesses = [ahead.guesses(each, width) for each in known]
-        result = ahead.run(forks, guesses, self._blocks)
-        if result is None:
-            return None
-        arriving, k = Arriving(result), ahead.lookahead
-        branches: list[Branch] = []
-        tokens, found, lengths = [], [], []
-        for i, (fork, own) in enumerate(zip(forks, guesses, strict=True)):
-            self._trunk.mark(fork.feed.seq, fork.end)
-            self._trunk.keep(fork.feed.seq, fork.drafts)
-            for guess in own:
-                row, late = arriving.row(i * len(own) + guess.place), guess.late
-                if guess.token is None and not late:
-                    continue  # a place that was left empty
-                token, drafts = (row[0], row[1:k]) if late else (guess.token or 0, row[:k])
-                branches.append(Branch(fork.feed.seq, guess.depth, 0))
-                self._keep_others(branches[-1], [token, *drafts], row[k + ahead.kept * late :])
-                found.append(token)
-                lengths.append(len(drafts))
-                tokens.append([*drafts, *[0] * late])
-        drafted = torch.tensor(tokens, dtype=torch.int64)
-        return Foresight(branches, found, Chain(drafted, lengths, None, [False] * len(found), None))
+        return self._rounds.foresee(seqs, sent, hidden, k, choice, hurry=hurry)
 
     def branch(
         self,
