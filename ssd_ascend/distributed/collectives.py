@@ -137,27 +137,16 @@ class GroupCollectives:
 
 
 def join_group(
-    library: str,
-    store: distributed.Store,
-    number: int,
-    rank: int,
-    size: int,
-    device: torch.device,
-    *,
-    timeout_s: float = TIMEOUT_S,
+    library: str, store: distributed.Store, rank: int, size: int, device: torch.device, *, timeout_s: float = TIMEOUT_S
 ) -> GroupCollectives:
     """Meet the other ranks at `store`. ConfigError when this process has a group already or the library is missing,
-    WorkerError when the others do not come.
-
-    number: the group's, the same on all ranks and new in each of their processes. torch names the group by it, and
-    keeps a group's store under that name until the process ends: a second group of the same name would share memory
-    through the store of the first, and wait there for ranks that are gone.
-    """
+    WorkerError when the others do not come."""
     if distributed.is_initialized():
         raise ConfigError(
             "this process already has a torch.distributed group", remedy="close it first, or serve from another process"
         )
-    distributed.distributed_c10d._world.group_count = number
+    # ranks meet under the number of their group, and an attempt that failed leaves its own behind
+    distributed.distributed_c10d._world.group_count = 0
     try:
         distributed.init_process_group(
             library,

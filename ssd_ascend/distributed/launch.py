@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import shutil
 import subprocess
@@ -74,19 +73,6 @@ class Meeting:
     host: str
     port: int
     secret: str
-
-
-@dataclass(frozen=True, slots=True)
-class Appointment:
-    """Where, and under which number, a rank finds its group."""
-
-    store: distributed.Store
-    number: int
-
-    @classmethod
-    def under(cls, secret: str, store: distributed.Store) -> Appointment:
-        """All ranks know the secret, and no other group has it: the number is drawn from it."""
-        return cls(store, int.from_bytes(hashlib.sha256(secret.encode()).digest()[:4], "big"))
 
 
 def torchrun_place(size: int) -> Place | None:
@@ -223,8 +209,8 @@ def _lead_own(library: str, device: torch.device, size: int, entry: str, config:
         children = Children(entry, config, size, meeting)
         cleanup.callback(children.close)
         leader = _gather(listener, size, children.fate, end=children.end)
-        there = Appointment.under(secret, distributed.FileStore(meeting.store, size))
-        collectives = _form(leader, lambda: join_group(library, there.store, there.number, 0, size, device))
+        store = distributed.FileStore(meeting.store, size)
+        collectives = _form(leader, lambda: join_group(library, store, 0, size, device))
         return Ranks(collectives, leader, cleanup.pop_all())
     raise AssertionError("an exit stack hides no error")
 
@@ -236,8 +222,7 @@ def _lead_found(library: str, device: torch.device, place: Place) -> Ranks:
     with contextlib.closing(tcp.Listener(host, 0, secret)) as listener:
         store.set(_MEETING, json.dumps([host, listener.port, secret]))
         leader = _gather(listener, place.size, lambda rank: None)
-    there = Appointment.under(secret, store)
-    collectives = _form(leader, lambda: join_group(library, there.store, there.number, 0, place.size, device))
+    collectives = _form(leader, lambda: join_group(library, store, 0, place.size, device))
     return Ranks(collectives, leader, contextlib.ExitStack())
 
 
@@ -289,22 +274,22 @@ def _joined(leader: control.Leader, join: Callable[[], GroupCollectives]) -> Gro
     return met.result()
 
 
-def call(place: Place, meeting: Meeting | None) -> tuple[Appointment, control.Follower]:
-    """Any other rank: call rank 0. The group then meets by appointment. `meeting` is None under `torchrun`."""
+def call(place: Place, meeting: Meeting | None) -> tuple[distributed.Store, control.Follower]:
+    """Any other rank: call rank 0. The store is where the group then meets. `meeting` is None under `torchrun`."""
     if meeting is not None:
         line = control.join(meeting.host, meeting.port, meeting.secret, place.rank)
-        return Appointment.under(meeting.secret, distributed.FileStore(meeting.store, place.size)), line
+        return distributed.FileStore(meeting.store, place.size), line
     store = _torchrun_store(place)
     host, port, secret = json.loads(store.get(_MEETING))
-    return Appointment.under(secret, store), control.join(host, port, secret, place.rank)
+    return store, control.join(host, port, secret, place.rank)
 
 
 def meet(
-    library: str, there: Appointment, line: control.Follower, place: Place, device: torch.device
+    library: str, store: distributed.Store, line: control.Follower, place: Place, device: torch.device
 ) -> GroupCollectives:
     """Any other rank, when it has its device: join the group. Rank 0 goes there once all have come so far."""
     line.ready()
-    group = join_group(library, there.store, there.number, place.rank, place.size, device)
+    group = join_group(library, store, place.rank, place.size, device)
     group.meet_by(line.barrier)
     return group
 

@@ -41,11 +41,11 @@ def _serve(config: EngineConfig, place: Place, meeting: Meeting | None) -> None:
     """Raises SystemExit with status 1 when this rank cannot go on; rank 0 then has the reason."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    there, line = call(place, meeting)
+    store, line = call(place, meeting)
     with line.telling(f"rank {place.rank} of {place.size}"):
         backend = open_backend(config)
         device = backend.device(place.local_rank)
-        collectives = meet(backend.collective, there, line, place, device)
+        collectives = meet(backend.collective, store, line, place, device)
         loaded = load_target(config, backend, device, collectives)
         run_steps(loaded.runner, collectives, line)
         finish(loaded.runner)

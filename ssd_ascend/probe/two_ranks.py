@@ -33,10 +33,10 @@ def first_of_two(backend: Backend, *, entry: str) -> Iterator[GroupCollectives]:
 def second_of_two(spec: Mapping[str, Any], backend: Backend, work: Work) -> None:
     """The other rank: does its work, and leaves with the first one."""
     place = Place(*spec["place"])
-    there, line = call(place, Meeting(*spec["meeting"]))
+    store, line = call(place, Meeting(*spec["meeting"]))
     with line.telling("the second rank"):
         device = backend.device(place.local_rank)
-        group = meet(backend.collective, there, line, place, device)
+        group = meet(backend.collective, store, line, place, device)
         work(backend, device, group)
         line.receive()
         group.close()

@@ -27,7 +27,7 @@ def main() -> None:
     """Compare, then see the other rank die."""
     rank, device = int(sys.argv[1]), torch.device("cuda", int(sys.argv[1]))
     torch.cuda.set_device(device)
-    group = join_group("nccl", distributed.FileStore(sys.argv[2], 2), 0, rank, 2, device)
+    group = join_group("nccl", distributed.FileStore(sys.argv[2], 2), rank, 2, device)
     world = distributed.group.WORLD
     assert world is not None
     sums = SharedMemorySums(world, device, overlap=torch.cuda.get_device_capability() >= (9, 0))

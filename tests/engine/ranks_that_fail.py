@@ -1,4 +1,4 @@
-"""Ranks that do not make it into the group, or only that far, as `distributed.launch` starts them."""
+"""Ranks that do not make it into the group, as `distributed.launch` starts them: `test_gathering.py`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from ssd_ascend.backends.registry import load_backend
-from ssd_ascend.distributed.launch import Meeting, Place, call, meet
+from ssd_ascend.distributed.launch import Meeting, Place, call
 
 
 def without_a_device(spec: Mapping[str, Any]) -> None:
@@ -45,11 +44,3 @@ def with_a_mistake(spec: Mapping[str, Any]) -> None:
 
     rank.open_backend = open_backend
     rank.main({**spec, "config": to_plain(EngineConfig(model="this", tensor_parallel=2))})
-
-
-def that_meet_and_leave(spec: Mapping[str, Any]) -> None:
-    """All goes well, and there is nothing to do. config: the kind of device."""
-    backend, place = load_backend(spec["config"]["device"]), Place(*spec["place"])
-    there, line = call(place, Meeting(*spec["meeting"]))
-    with contextlib.closing(line):
-        meet(backend.collective, there, line, place, backend.device(place.local_rank)).close()

@@ -21,7 +21,7 @@ from ssd_ascend.config.model import model_config_from_hf
 from ssd_ascend.distributed.launch import Children, Meeting, lead
 from ssd_ascend.engine import gather
 from ssd_ascend.errors import ConfigError, WorkerError
-from tests.engine.harness import DEVICE, needs_devices
+from tests.engine.harness import DEVICE
 from tests.toys import llama_config
 
 ROOT = Path(__file__).parents[2]
@@ -108,22 +108,6 @@ def test_a_rank_that_the_system_holds_beyond_its_death_is_left_to_itself(caplog:
     assert [record.message for record in caplog.records] == [
         "process 4242 of a rank was killed, and is held by the system: it is left to itself"
     ]
-
-
-def test_every_group_of_a_process_has_a_name_of_its_own() -> None:
-    """torch keeps for ever, under a group's name, where ranks of that group met to share memory."""
-    backend = load_backend(DEVICE)
-    needs_devices(2)
-    names = set()
-    for _ in range(2):
-        ranks = lead(
-            backend.collective, backend.device(0), 2, entry="tests.engine.ranks_that_fail:that_meet_and_leave",
-            config={"device": DEVICE}, place=None,
-        )  # fmt: skip
-        assert distributed.group.WORLD is not None
-        names.add(distributed.group.WORLD.group_name)
-        ranks.close()
-    assert len(names) == 2
 
 
 @pytest.mark.skipif(DEVICE == "npu", reason="its library meets at the first collective, not before")

@@ -32,7 +32,7 @@ class Doubling:
 def alone(tmp_path: Path) -> Iterator[GroupCollectives]:
     """A group of one, in which the library's sums change nothing."""
     store = distributed.FileStore(str(tmp_path / "store"), 1)
-    group = join_group("gloo", store, 0, 0, 1, torch.device("cpu"))
+    group = join_group("gloo", store, 0, 1, torch.device("cpu"))
     yield group
     group.close()
 
@@ -59,7 +59,7 @@ def test_who_waits_for_a_lost_rank_in_a_small_sum_is_woken(
 
 def test_a_closed_group_wakes_nobody(tmp_path: Path) -> None:
     sums = Doubling()
-    group = join_group("gloo", distributed.FileStore(str(tmp_path / "store"), 1), 0, 0, 1, torch.device("cpu"))
+    group = join_group("gloo", distributed.FileStore(str(tmp_path / "store"), 1), 0, 1, torch.device("cpu"))
     group.use(sums)
     group.close()
     GroupCollectives.abort()
@@ -68,7 +68,7 @@ def test_a_closed_group_wakes_nobody(tmp_path: Path) -> None:
 
 def test_a_group_whose_ranks_are_lost_is_gone_when_closed(tmp_path: Path) -> None:
     """Also where the loss was noticed before the group was there, so that nobody has aborted it."""
-    group = join_group("gloo", distributed.FileStore(str(tmp_path / "store"), 1), 0, 0, 1, torch.device("cpu"))
+    group = join_group("gloo", distributed.FileStore(str(tmp_path / "store"), 1), 0, 1, torch.device("cpu"))
     group.close(lost=True)
     assert not distributed.is_initialized()
     group.close(lost=True)
@@ -79,7 +79,7 @@ def test_a_device_that_cannot_be_told_does_not_keep_the_group(tmp_path: Path) ->
         def abort(self) -> None:
             raise RuntimeError("the device is in error")
 
-    group = join_group("gloo", distributed.FileStore(str(tmp_path / "store"), 1), 0, 0, 1, torch.device("cpu"))
+    group = join_group("gloo", distributed.FileStore(str(tmp_path / "store"), 1), 0, 1, torch.device("cpu"))
     group.use(Lost())
     GroupCollectives.abort()
     assert not distributed.is_initialized()
