@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ssd_ascend import env
-from ssd_ascend.errors import ConfigError, TransportError
+from ssd_ascend.errors import ConfigError, TransportError, in_one_line
 from ssd_ascend.log import get_logger
 from ssd_ascend.speculation.identity import identity_of
 from ssd_ascend.speculation.setup import DraftSetup
@@ -126,8 +126,8 @@ class RemoteLink:
             except RefusedError as error:
                 self._note(error.message, refusal=error.message)
                 self._wake.wait(self._pauses.refused_s)
-            except TransportError as error:
-                self._note(error.message)
+            except Exception as error:  # noqa: BLE001  nobody would start this thread again
+                self._note(error.message if isinstance(error, TransportError) else in_one_line(error))
                 self._wake.wait(pause_s)
                 pause_s = min(2.0 * pause_s, self._pauses.longest_s)
             else:
@@ -138,7 +138,7 @@ class RemoteLink:
         line = tcp.connect(self._host, self._port, self._secret, timeout_s=_CONNECT_S, send_timeout_s=_SEND_S)
         try:
             hello = introduce(line, self._hello, timeout_s=_HELLO_S)
-        except TransportError:
+        except BaseException:
             line.close()
             raise
         self._generation += 1

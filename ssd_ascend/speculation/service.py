@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from ssd_ascend.errors import SsdError, TransportError, in_one_line
+from ssd_ascend.errors import TransportError, in_one_line
 from ssd_ascend.log import get_logger
 from ssd_ascend.speculation.draft_worker import DraftWorker
 from ssd_ascend.speculation.remote_link import mismatch
@@ -27,6 +27,9 @@ from ssd_ascend.transport.tcp import Listener
 
 _POLL_S: Final = 0.25
 _HELLO_S: Final = 5.0
+_HOPELESS: Final = 3
+"""Where so many targets in a row bring an error, it is not theirs: a device that is lost fails for everybody, and who
+started this process can start it anew."""
 log = get_logger(__name__)
 
 MakeWorker = Callable[[SocketTransport, Callable[[], bool]], DraftWorker]
@@ -56,6 +59,8 @@ class SpeculatorService:
         self._bell.setblocking(False)
         self._guests: list[_Guest] = []
         self._names = 0
+        self._failures = 0
+        """Targets in a row that could not be drafted for."""
 
     @property
     def num_guests(self) -> int:
@@ -139,12 +144,16 @@ class SpeculatorService:
         any_work = False
         for guest in list(self._guests):
             try:
-                any_work |= guest.worker.pump() > 0
+                if guest.worker.pump():
+                    any_work, self._failures = True, 0
             except TransportError as error:
                 self._part(guest, error.message)
-            except SsdError as error:
-                log.exception("target %d asked for what cannot be", guest.name)
-                self._part(guest, str(error))
+            except Exception as error:
+                log.exception("target %d cannot be drafted for", guest.name)
+                self._part(guest, in_one_line(error))
+                self._failures += 1
+                if self._failures >= _HOPELESS:
+                    raise
         return any_work
 
     def _others_wait(self, line: SocketTransport) -> bool:

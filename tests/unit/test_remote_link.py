@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from ssd_ascend.speculation import remote_link
-from ssd_ascend.speculation.remote_link import RemoteLink
+from ssd_ascend.speculation.remote_link import Pauses, RemoteLink
 from ssd_ascend.speculation.workers import Worker
 from ssd_ascend.transport.messages import PROTOCOL_VERSION, Hello
 from ssd_ascend.transport.socket import SocketTransport
@@ -62,3 +62,25 @@ def test_a_close_is_seen_whenever_it_comes(monkeypatch: pytest.MonkeyPatch, loss
     assert not link._thread.is_alive()
     assert link.current() is None
     link.close()
+
+
+def test_an_error_that_nobody_foresaw_is_a_reason_like_any_other(caplog: pytest.LogCaptureFixture) -> None:
+    """The thread lives, and calls again."""
+    calls = 0
+
+    class Unlucky(Answered):
+        def _call(self) -> Worker:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                raise MemoryError("a message of a gigabyte,\nsay")
+            return super()._call()
+
+    link = Unlucky("127.0.0.1:1", "a secret of the tests", HELLO, pauses=Pauses(first_s=0.0))
+    try:
+        assert link.wait_ready(LONG_S)
+        assert [line for line in caplog.messages if "gigabyte" in line] == [
+            "speculator 127.0.0.1:1: MemoryError: a message of a gigabyte,"
+        ]
+    finally:
+        link.close()

@@ -18,6 +18,7 @@ from ssd_ascend.speculation.remote_link import introduce
 from ssd_ascend.speculation.service import SpeculatorService
 from ssd_ascend.transport import tcp
 from ssd_ascend.transport.messages import PROTOCOL_VERSION, Hello
+from ssd_ascend.transport.socket import SocketTransport
 
 SECRET = "a secret of the tests"
 LONG_S = 60.0
@@ -43,6 +44,23 @@ class Failing:
             number = self.errors.pop(0)
             raise OSError(number, os.strerror(number))
         return self._inner.accept()
+
+
+class Scripted:
+    """A worker whose messages turn out so, one after the other; then none come."""
+
+    def __init__(self, *news: Exception | int) -> None:
+        self._news = list(news)
+        self.closed = False
+
+    def pump(self) -> int:
+        found = self._news.pop(0) if self._news else 0
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def close(self) -> None:
+        self.closed = True
 
 
 class Idle:
@@ -135,6 +153,30 @@ def test_what_nobody_foresaw_is_one_line_and_turns_away_one_caller_at_most(
     told = [record.getMessage() for record in caplog.records if "MemoryError: a message of" in record.getMessage()]
     assert len(told) == 1
     assert "\n" not in told[0]
+
+
+def test_an_error_in_drafting_parts_from_its_target_only(listener: tcp.Listener) -> None:
+    """Unless it comes for one target after the other: then it is the device's."""
+    workers: list[Scripted] = []
+    found = SpeculatorService(listener, lambda line, others_wait: workers[-1], HELLO)  # type: ignore[arg-type, return-value]
+
+    def arrive(*news: Exception | int) -> Scripted:
+        workers.append(Scripted(*news))
+        found._arrivals.put(SocketTransport.pair()[0])
+        found._admit()
+        return workers[-1]
+
+    trouble = RuntimeError("out of memory")
+    broken, working = arrive(trouble), arrive(1, 1)
+    found._round()
+    assert (broken.closed, working.closed, found.num_guests) == (True, False, 1)
+    arrive(trouble)
+    arrive(trouble)
+    found._round()
+    assert (working.closed, found.num_guests) == (False, 1)
+    arrive(trouble)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        found._round()
 
 
 def test_callers_who_are_gone_before_they_are_taken_are_skipped(listener: tcp.Listener) -> None:
