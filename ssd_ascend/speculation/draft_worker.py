@@ -28,6 +28,7 @@ from ssd_ascend.speculation.guesser import Guesser
 from ssd_ascend.speculation.outcome_odds import OutcomeOdds
 from ssd_ascend.speculation.pace import Pace
 from ssd_ascend.speculation.replies import DECLINED, Reply, pack, replies_of
+from ssd_ascend.speculation.told_ahead import entries_of
 from ssd_ascend.transport.base import Transport
 from ssd_ascend.transport.messages import Answer, Attach, Foreseen, Message, Request, Shutdown, Update, WorkerStats
 
@@ -192,12 +193,7 @@ class DraftWorker:
                 continue
             told.append(seq)
             counts.append(len(known))
-            for key, (tokens, _, _) in known.items():
-                entries += key
-                entries.append(len(tokens))
-                entries += tokens
-                if len(tokens) < width:
-                    entries += [0] * (width - len(tokens))
+            entries += entries_of(known, width)
         if not entries:
             return
         worth_from = self._fallback.worth_from(num_rows=len(seqs), lookahead=width, whole=self._drafts_whole)

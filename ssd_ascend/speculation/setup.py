@@ -185,8 +185,7 @@ class DrafterKind(NamedTuple):
     """What the registry holds for a drafter.
 
     capture_layers: which target layers it conditions on, () for none. Given its weights and the target's config, it
-    also
-        refuses a pair that cannot work, before anything large is loaded.
+        also refuses a pair that cannot work, before anything large is loaded.
     is_free: drafting costs next to nothing, so it is left out, row by row, where it does not pay.
     settle: replaces what the configuration leaves to measurement, with the target there to measure on.
     """

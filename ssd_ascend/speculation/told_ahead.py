@@ -1,19 +1,33 @@
 """The target's copy of what its worker has foreseen: outcome -> drafts, so that a hit costs no message at all.
 
 Both sides look the same outcome up in the same round's guesses: what is found here, the worker finds too, and drafts on
-from there. Filled and asked by `worker_client.py`.
+from there. Filled and asked by `worker_client.py`; `entries_of` is the worker's half.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple
 
 from ssd_ascend.core.speculation import VerificationOutcome
 from ssd_ascend.errors import TransportError
+from ssd_ascend.speculation.cache import CachedSpeculation
 from ssd_ascend.transport.messages import Foreseen
 
 _ACCEPTED, _RECOVERY, _COUNT, _DRAFTS = range(4)
+"""Places in an entry of `Foreseen`."""
+
+
+def entries_of(known: Mapping[tuple[int, int], CachedSpeculation], lookahead: int) -> list[int]:
+    """What is ready for the outcomes (accepted drafts, recovery token) of one sequence, as `Foreseen` carries it."""
+    entries: list[int] = []
+    for outcome, (tokens, _, _) in known.items():
+        entries += outcome
+        entries.append(len(tokens))
+        entries += tokens
+        if len(tokens) < lookahead:
+            entries += [0] * (lookahead - len(tokens))
+    return entries
 
 
 class _Guesses(NamedTuple):

@@ -3,7 +3,8 @@
 A branch was decoded by feeding its guess and its drafts, and what else might have followed each of them was kept. So
 the guesses for every depth but the last are known before glue, and glue and their first step are one forward. Guesses
 for the last depth, after all drafts, begin one forward later and are one draft shorter: a worker that the target waits
-for gives that draft for a round of K forwards instead of K + 1. Greedy rows of models with tree masks; see `whole_rounds.py`.
+for gives that draft for a round of K forwards instead of K + 1. Greedy rows of models with tree masks; used by
+`whole_rounds.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 The first runs over what is under verification and leaves the likeliest tokens of every row on the device; the second
 decodes a branch per guess: all branches of a sequence in one row under a tree mask where the device has such masks
-(here), else each in a row of its own (`captured_rows.py`). For greedy rows and a fixed fan-out. Used by `whole_rounds.py`.
+(here), else each in a row of its own (`captured_rows.py`). For greedy rows and a fixed fan-out. Used by
+`whole_rounds.py`.
 """
 
 from __future__ import annotations

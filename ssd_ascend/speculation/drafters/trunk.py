@@ -59,7 +59,7 @@ class Trunk:
         """Entries that the committed tokens make."""
         return seq.num_tokens - self._entries.shift
 
-    def _reserve(self, seq: DraftSequence, num_drafts: int) -> bool:
+    def _hold(self, seq: DraftSequence, num_drafts: int) -> bool:
         """Room for all committed entries and `num_drafts` more; False without room, or without the features."""
         end = self.end(seq)
         if end < 1 or not self.reserve(seq, end + num_drafts):
@@ -76,7 +76,7 @@ class Trunk:
 
     def ready(self, seqs: Rows[DraftSequence], num_drafts: Rows[int], max_backlog: int | None) -> list[int]:
         """The sequences that drafts can be had for now: with room for them, and no long stretch left to compute."""
-        held = [i for i, seq in enumerate(seqs) if self._reserve(seq, num_drafts[i])]
+        held = [i for i, seq in enumerate(seqs) if self._hold(seq, num_drafts[i])]
         self._digest_backlogs([seqs[i] for i in held], max_backlog)
         return [i for i in held if self.end(seqs[i]) - seqs[i].num_entries <= _BACKLOG]
 
@@ -158,6 +158,7 @@ class Trunk:
     def forward(
         self, mode: Mode, rows: Rows[Row], hidden: torch.Tensor | None, input_ids: torch.Tensor | None = None
     ) -> ModelOutput:
+        """One forward of these rows, by a graph where one holds them. input_ids: instead of the rows' own tokens."""
         device = self._runner.device
         batch = build_batch(
             mode,
