@@ -146,7 +146,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     began, load = time.time(), report.load_average()
     deadline = began + args.seconds
     settings, rows = settings_of(args, folder), folder / "rows.jsonl"
-    rows.touch()
+    rows.write_text("")  # a folder that is used again keeps its checkpoints, not the rows of another run
     environment = hooked(folder / "hook")
 
     def write() -> dict[str, Any]:

@@ -73,6 +73,16 @@ def test_the_hook_reaches_every_process(tmp_path: Path) -> None:
     assert "install()" in (tmp_path / "sitecustomize.py").read_text()
 
 
+def test_a_folder_that_is_used_again_brings_no_rows_of_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(two_gpus, "schedule", lambda *_, **__: [])
+    (tmp_path / "rows.jsonl").write_text('{"pair": "tiny", "mode": "sd", "tokens_per_s": 1.0, "batch": 1}\n')
+    flags = ["--json", str(tmp_path / "o.json"), "--device", "cpu", "--tp", "1", "--links", ""]
+    args = two_gpus.build_parser().parse_args(flags)
+    assert two_gpus.measure(args, tmp_path)["rows"] == []
+
+
 # -- what a round is made of ------------------------------------------------------------------------------
 
 
