@@ -12,6 +12,7 @@ HOPPER = (9, 0)
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != HOPPER:
     pytest.skip("its instructions are Hopper's", allow_module_level=True)
 
+from ssd_ascend.backends.cuda.kernels import few_rows as kernel  # noqa: E402
 from ssd_ascend.backends.cuda.kernels.linear import MOST_FEW, FewRows, linear  # noqa: E402  Triton may be missing
 from ssd_ascend.backends.cuda.ops import few_rows_on  # noqa: E402
 
@@ -84,7 +85,15 @@ def test_more_rows_go_the_common_way(draw: Draw) -> None:
     )
 
 
-def test_where_it_does_not_run_one_line_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_where_it_does_not_run_one_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AttributeError("no such call in this version")
+
+    monkeypatch.setattr(kernel, "few_rows", refuse)
     with caplog.at_level(logging.INFO):
-        assert few_rows_on(torch.device("cpu"), overlap=False) is None
-    assert ["the kernel for few rows is not used" in record.message for record in caplog.records] == [True]
+        assert few_rows_on(torch.device("cuda", 0), overlap=True) is None
+    assert [record.message for record in caplog.records] == [
+        "the kernel for few rows is not used: no such call in this version"
+    ]

@@ -20,6 +20,8 @@ from ssd_ascend.log import get_logger
 _log = get_logger(__name__)
 _AHEAD = 128
 """Numbers of every weight row fetched while the kernel before still runs (measured: 128 and 256 help, 1024 hurts)."""
+_HOPPER = 9
+"""Major number of its compute capability."""
 
 
 class CudaOps:
@@ -114,8 +116,10 @@ class CudaOps:
 
 
 def few_rows_on(device: torch.device, *, overlap: bool) -> FewRows | None:
-    """The kernel for few rows on this GPU; None where it does not give `linear`'s bits or does not run at all, which
-    one line then says: its language is experimental, and its instructions are Hopper's."""
+    """The kernel for few rows on this GPU; None where it cannot be: its instructions are Hopper's. There it is tried
+    out, as its language is experimental: None, and a line, where it does not run or does not give `linear`'s bits."""
+    if torch.cuda.get_device_capability(device)[0] != _HOPPER:
+        return None
     try:
         from ssd_ascend.backends.cuda.kernels.few_rows import few_rows
 
