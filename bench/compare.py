@@ -17,7 +17,8 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder, where `bench` would mean bench.py
 
-from bench.report import is_number, load, markdown
+from bench.markdown import is_number, markdown
+from bench.report import load
 from ssd_ascend.errors import ConfigError, SsdError
 
 _FLOOR = 0.02

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench import report
+from bench.markdown import is_number, markdown
 from bench.pairs import find_pair
 from bench.summary import Row
 
@@ -60,7 +60,7 @@ def tables(outcome: Mapping[str, Any]) -> str:
     """Everything worth reading, as Markdown."""
     rows: list[Row] = outcome["rows"]
     head = f"{outcome.get('device', 'device unknown')}; synthetic weights: acceptance and hit rate are set, not learned"
-    if all(report.is_number(outcome.get(name)) for name in ("accepted", "foreseen", "seconds")):
+    if all(is_number(outcome.get(name)) for name in ("accepted", "foreseen", "seconds")):
         head += (
             f": {outcome['accepted']:.0%} of drafts are kept and {outcome['foreseen']:.0%} of other outcomes foreseen; "
             f"{outcome['seconds']} s"
@@ -73,7 +73,7 @@ def tables(outcome: Mapping[str, Any]) -> str:
         shown = {title: name for title, name in columns.items() if any(row.get(name) is not None for row in mine)}
         if mine:
             lines = [[_cell(row.get(name)) for name in shown.values()] for row in mine]
-            parts.append(report.markdown(list(shown), lines))
+            parts.append(markdown(list(shown), lines))
     for row in rows:
         if "skipped" in row:
             what = " ".join(str(row[key]) for key in ("pair", "mode", "link") if key in row)

@@ -18,6 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import pair_report
+from bench.join import join
+from bench.markdown import is_number, markdown
 from bench.summary import SPANS, Row
 from ssd_ascend.errors import ConfigError, SsdError
 
@@ -99,23 +102,9 @@ def load(path: Path) -> dict[str, Any]:
     return value
 
 
-def is_number(value: object) -> bool:
-    """Whether a row's value can be computed with."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a result; ConfigError when the place cannot be written."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False))
-
-
-def markdown(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose columns line up in a terminal as well."""
-    widths = [max(len(line[i]) for line in [headers, *lines]) for i in range(len(headers))]
-    text = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
-            for line in [headers, *lines]]  # fmt: skip
-    text.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join(text)
 
 
 def main_table(rows: Sequence[Row], *, leave_out: Sequence[str] = ()) -> str:
@@ -245,9 +234,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="the tables, to a file as well")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="PNG pictures; needs matplotlib")
     args = parser.parse_args(argv)
-    from bench import pair_report
-    from bench.join import join
-
     try:
         outcome = join([load(path) for path in args.results], [path.stem for path in args.results])
         pairs = any("pair" in row for row in outcome["rows"])
