@@ -28,9 +28,8 @@ class FallbackPolicy:
     def __init__(self, on_miss: OnMiss) -> None:
         self._on_miss = on_miss
         self._indexes: dict[int, NgramIndex] = {}
-        self._acceptance = 0.6
-        self._tokens_per_round = 2.0
-        self._ngrams_found = 0.5
+        # as in other texts, until there is evidence
+        self._acceptance, self._tokens_per_round, self._ngrams_found = 0.6, 2.0, 0.5
         self._rounds = 0
         self._verify_s, self._step_s = Recent(), Recent()
 

@@ -16,6 +16,9 @@ from ssd_ascend.config.speculation import FanOutSpec
 from ssd_ascend.runtime.pack import index_on, to_device
 from ssd_ascend.speculation.base import Branch, DraftSequence, Glue
 
+_ADAPTIVE_PER_DEPTH = 3
+"""Guesses per accepted length of the adaptive fan-out, on average: as many as the fixed one has by default."""
+
 
 class Guesses(NamedTuple):
     """Branches, those of one sequence adjacent, and the token each guesses: int64 [len(branches)] on the device."""
@@ -48,7 +51,7 @@ class FanOut(Protocol):
 def make_fan_out(spec: FanOutSpec, lookahead: int) -> FanOut:
     """The fan-out that a configuration asks for, for speculations of up to `lookahead` drafts."""
     if spec == "auto":
-        return AdaptiveFanOut(width=3 * (lookahead + 1))
+        return AdaptiveFanOut(width=_ADAPTIVE_PER_DEPTH * (lookahead + 1))
     per_depth = (spec,) * (lookahead + 1) if isinstance(spec, int) else tuple(spec)
     return FixedFanOut(per_depth)
 

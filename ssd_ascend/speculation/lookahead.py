@@ -43,7 +43,7 @@ class LookaheadController:
         self._explore = _exploration(self._choices) if self._may_stop else []
         self._times: dict[tuple[int, int], deque[float]] = {}
         self._records: dict[int, _Record] = {}
-        self._acceptance = 0.7
+        self._acceptance = 0.7  # as in other texts, until there is evidence
         self._started_s = 0.0
 
     @property
