@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 
 from ssd_ascend.backends.base import CompilingBackend, GraphCapture, StepwiseAttention
-from ssd_ascend.errors import first_line
 from ssd_ascend.log import get_logger
 from ssd_ascend.runtime.advance import advancer
 from ssd_ascend.runtime.graphs import Rehearsal, StaticInputs
 from ssd_ascend.runtime.model_runner import ModelRunner, chooser, ranker
+from ssd_ascend.runtime.refusals import Refusals, rehearsing
 from ssd_ascend.speculation.drafters.captured_ahead import Beside, CapturedAhead
 from ssd_ascend.speculation.drafters.captured_chain import CapturedChains
 from ssd_ascend.speculation.drafters.captured_forks import CapturedForks
@@ -71,7 +71,7 @@ def capture(
     parts = DraftParts(runner, table, chooser(backend), to_target, setup.max_positions, vocab)
     began = time.monotonic()
     if isinstance(backend, CompilingBackend):
-        with backend.compiling():
+        with backend.compiling(), rehearsing():
             _rounds(setup, parts, Rehearsal(), catch_up)
     captured = _rounds(setup, parts, graphs, catch_up)
     backend.synchronize(setup.device)
@@ -97,22 +97,21 @@ def _rounds(setup: DraftSetup, parts: DraftParts, graphs: GraphCapture, catch_up
     counts = fan_out.per_depth
     rank = ranker(setup.backend)
     beside = Beside(rank, max(counts[:-1])) if _goes_ahead(setup, parts, counts) else None
-    try:
+
+    def branches() -> tuple[CapturedForks, CapturedAhead | None]:
         forks = CapturedForks(
             parts, graphs,
             lookahead=setup.lookahead, width=setup.width, max_rows=rows, per_row=catch_up, masks=setup.tree_mask,
             rank=rank, beside=beside,
         )  # fmt: skip
-        ahead = None
-        if beside is not None:
-            ahead = CapturedAhead(parts, graphs, beside, lookahead=setup.lookahead, counts=counts, max_rows=rows)
-    except RuntimeError as error:
-        _log.warning(
-            "no graph for rounds of branches %d (%s): they go step by step, which is slower",
-            setup.width, first_line(error),
-        )  # fmt: skip
-        return Captured(chains)
-    return Captured(chains, forks, ahead)
+        if beside is None:
+            return forks, None
+        return forks, CapturedAhead(parts, graphs, beside, lookahead=setup.lookahead, counts=counts, max_rows=rows)
+
+    refusals = Refusals()
+    captured = refusals.attempt(str(setup.width), branches)
+    refusals.tell("rounds of branches", "go step by step")
+    return Captured(chains) if captured is None else Captured(chains, *captured)
 
 
 def _following(
