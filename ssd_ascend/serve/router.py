@@ -1,7 +1,7 @@
 """A front for several servers of one model: passes each request to the replica that suits it, streams as they come.
 
 Replicas come and go: one that does not answer its probe, or breaks before its first byte, is passed over, and the
-request goes to the next. `launch.py` runs it.
+request goes to the next; but not through all of them, as it may be what breaks them. `launch.py` runs it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Iterable, Sequence
+from enum import Enum, auto
 from typing import Any, NamedTuple, Protocol
 
 from ssd_ascend.log import get_logger
@@ -23,9 +24,20 @@ from ssd_ascend.serve.routing import Replica, block_names, choose
 _CHUNK = 64 << 10
 _CONNECT_S = 2.0
 _LINGER_S = 1.0
+_MOST_BREAKS = 2
+"""Replicas that may end while they have a request; after these it goes to no other."""
 _PROBE_S = 5.0
 _PROBE_EVERY_S = 0.5
 log = get_logger(__name__)
+
+
+class Passed(Enum):
+    """What became of a request that was given to a replica."""
+
+    ANSWERED = auto()
+    NOT_TAKEN = auto()
+    BROKE = auto()
+    """It had the request, and ended before a byte of its answer."""
 
 
 class Sink(Protocol):
@@ -164,6 +176,7 @@ class Router:
     async def _pass_on(self, request: Request, writer: Sink) -> None:
         names = block_names(request.body) if request.method == "POST" else []
         tried: list[Replica] = []
+        breaks = 0
         while (replica := choose([r for r in self.replicas if r not in tried], names)) is not None:
             tried.append(replica)
             self._served_by_prefix += replica.held_blocks(names) > 0
@@ -171,12 +184,18 @@ class Router:
             replica.in_flight += 1
             replica.requests += 1
             try:
-                if await _relay(request, replica, writer, may_refuse=self._others_ready(tried)):
-                    return
+                passed = await _relay(request, replica, writer, may_refuse=self._others_ready(tried))
             finally:
                 replica.in_flight -= 1
+            if passed is Passed.ANSWERED:
+                return
+            if passed is Passed.BROKE:
+                breaks += 1
+                log.warning("%s ended while it had a request (%d so far of this one)", replica.name, breaks)
+            if breaks == _MOST_BREAKS:
+                return await _say(request, error(502, f"{breaks} replicas ended while they had this request"), writer)
             log.info("%s passed a request on to another replica", replica.name)
-        await _say(request, error(503, "no replica is ready"), writer)
+        return await _say(request, error(503, "no replica is ready"), writer)
 
     def _others_ready(self, tried: Sequence[Replica]) -> bool:
         return any(replica.is_ready and replica not in tried for replica in self.replicas)
@@ -243,29 +262,30 @@ async def _say(request: Request, whole: bytes, sink: Sink) -> None:
     await sink.drain()
 
 
-async def _relay(request: Request, replica: Replica, writer: Sink, *, may_refuse: bool) -> bool:
-    """Pass a request and its answer; False when the replica broke (or, with `may_refuse`, answered 503) before a byte
-    of its answer had been passed on."""
+async def _relay(request: Request, replica: Replica, writer: Sink, *, may_refuse: bool) -> Passed:
+    """Pass a request and its answer. may_refuse: a 503 is passed on to nobody, and the request was not taken."""
     client = (writer.get_extra_info("peername") or ("?",))[0]
     try:
         async with asyncio.timeout(_CONNECT_S):
             theirs, ours = await asyncio.open_connection(replica.host, replica.port)
     except (OSError, TimeoutError):
-        return False
+        return Passed.NOT_TAKEN
     try:
         try:
             ours.write(request.onward(str(client)))
             await ours.drain()
             data = await theirs.read(_CHUNK)
         except OSError:
-            return False
-        if not data or (may_refuse and data.startswith(b"HTTP/1.1 503")):
-            return False
+            return Passed.BROKE
+        if not data:
+            return Passed.BROKE
+        if may_refuse and data.startswith(b"HTTP/1.1 503"):
+            return Passed.NOT_TAKEN
         while data:
             writer.write(data)
             await writer.drain()
             data = await theirs.read(_CHUNK)
-        return True
+        return Passed.ANSWERED
     finally:
         ours.close()
 

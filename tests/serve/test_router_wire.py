@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ssd_ascend.serve.config import ServerConfig
-from ssd_ascend.serve.http_answers import error
+from ssd_ascend.serve.http_answers import answer, error
 from ssd_ascend.serve.http_parser import BadRequestError
 from ssd_ascend.serve.http_wire import Request, read_request
 from ssd_ascend.serve.router import Router
@@ -175,6 +175,39 @@ def test_an_answer_that_outlasts_the_drain_is_cut_and_leaves_nothing_behind() ->
 
     asyncio.run(main())
     assert faults == []
+
+
+def test_a_request_that_ends_its_replicas_does_not_get_them_all() -> None:
+    taken = []
+
+    async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A replica that is well, and gone as soon as it has a request."""
+        if b"/health" in await reader.readuntil(b"\r\n\r\n"):
+            writer.write(answer(200, b'{"status": "ready"}', "application/json"))
+        else:
+            taken.append(writer.get_extra_info("sockname")[1])
+        writer.close()
+
+    async def main() -> bytes:
+        servers = [await asyncio.start_server(end, "127.0.0.1", 0) for _ in range(4)]
+        replicas = [Replica(f"r{i}", *server.sockets[0].getsockname()) for i, server in enumerate(servers)]
+        front = Router(replicas, ServerConfig())
+        port = await front.start("127.0.0.1", 0)
+        while not all(replica.is_ready for replica in replicas):
+            await asyncio.sleep(0.01)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(get(line=b"GET /v1/models HTTP/1.1"))
+        said = await reader.read(-1)
+        writer.close()
+        await front.close(1.0)
+        for server in servers:
+            server.close()
+        return said
+
+    said = asyncio.run(main())
+    assert said.startswith(b"HTTP/1.1 502 ")
+    assert error_in(said)["message"] == "2 replicas ended while they had this request"
+    assert len(set(taken)) == len(taken) == 2
 
 
 def error_in(said: bytes) -> dict[str, Any]:
