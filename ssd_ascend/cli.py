@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -41,7 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one door with the remaining arguments; returns its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(usage())
+        try:
+            print(usage(), flush=True)
+        except BrokenPipeError:  # the reader has seen enough, as `head` does; at its end Python would write once more
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0 if arguments else 2
     door, *rest = arguments
     if door not in available():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ssd_ascend.config.counts import check_count, check_threads
 from ssd_ascend.config.speculation import SpeculationConfig
 from ssd_ascend.errors import ConfigError
 
@@ -52,10 +53,9 @@ class EngineConfig:
             raise ConfigError(f"seed is {self.seed}", remedy="give a number of 64 bits")
         if self.kv_cache_gb is not None and not 0.0 < self.kv_cache_gb < float("inf"):
             raise ConfigError(f"kv_cache_gb is {self.kv_cache_gb}", remedy="give a positive number of gigabytes")
-        for name in ("threads", "num_kv_blocks", "block_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}: it must be at least 1", remedy=f"raise {name}, or leave it out")
+        check_threads("threads", self.threads)
+        for name in ("num_kv_blocks", "block_size"):
+            check_count(name, getattr(self, name))
         if self.kv_cache_gb is not None and self.num_kv_blocks is not None:
             raise ConfigError(
                 "kv_cache_gb and num_kv_blocks both say how large the cache is", remedy="give one of them"

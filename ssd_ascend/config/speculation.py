@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address
 from typing import Literal
 
+from ssd_ascend.config.counts import check_count, check_threads
 from ssd_ascend.errors import ConfigError
 
 MAX_LOOKAHEAD = 32
@@ -62,10 +63,8 @@ class SpeculationConfig:
             raise ConfigError(f"cache_bias is {self.cache_bias}", remedy="give a number above 0, at most 1")
         if self.draft_temperature is not None and not 0.0 <= self.draft_temperature <= 100.0:
             raise ConfigError(f"draft_temperature is {self.draft_temperature}", remedy="give 0 to 100")
-        for name in ("draft_threads", "draft_kv_blocks"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}: it must be at least 1", remedy=f"raise {name}, or leave it out")
+        check_threads("draft_threads", self.draft_threads)
+        check_count("draft_kv_blocks", self.draft_kv_blocks)
         if not 0.0 < self.worker_timeout_s < float("inf"):
             raise ConfigError(
                 f"worker_timeout_s is {self.worker_timeout_s}", remedy="give a positive number of seconds"

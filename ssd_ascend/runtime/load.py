@@ -18,7 +18,7 @@ from ssd_ascend.errors import ConfigError
 from ssd_ascend.kv.cache import KVCache
 from ssd_ascend.layers.attention import attention_spec
 from ssd_ascend.layers.context import BuildContext
-from ssd_ascend.runtime.memory import graph_bytes, num_kv_blocks
+from ssd_ascend.runtime.memory import graph_bytes, must_fit, num_kv_blocks
 from ssd_ascend.runtime.model_runner import ModelRunner
 from ssd_ascend.weights.loader import load_model, read_config
 
@@ -126,8 +126,9 @@ def make_cache(
     reserved: bytes that must stay free.
     """
     numbers = num_layers * torch.Size(ctx.attention.kv_shape(1)).numel() + block_size * feature_width
+    block_bytes = numbers * ctx.activation_dtype.itemsize
     blocks = size.num_blocks or num_kv_blocks(
-        block_bytes=numbers * ctx.activation_dtype.itemsize,
+        block_bytes=block_bytes,
         block_size=block_size,
         max_model_len=size.max_model_len,
         max_num_seqs=size.max_num_seqs,
@@ -136,6 +137,7 @@ def make_cache(
         wanted_gb=size.gigabytes,
         reserved=reserved,
     )
+    must_fit(blocks, block_bytes=block_bytes, memory=backend.memory(ctx.device))
     return KVCache(
         ctx.attention,
         num_layers=num_layers,

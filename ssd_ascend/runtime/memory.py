@@ -53,6 +53,16 @@ def num_kv_blocks(
     return blocks
 
 
+def must_fit(blocks: int, *, block_bytes: int, memory: Memory) -> None:
+    """ConfigError for a cache, asked for as such, that is larger than the device."""
+    if blocks * block_bytes > memory.total:
+        raise ConfigError(
+            f"a KV cache of {blocks} blocks takes {blocks * block_bytes / 1e9:.1f} GB, and this device has "
+            f"{memory.total / 1e9:.1f}",
+            remedy="lower kv_cache_gb or num_kv_blocks, or leave it out",
+        )
+
+
 def graph_bytes(steps: Sequence[int], *, vocab_size: int, attention: AttentionBackend, max_len: int) -> int:
     """What captured steps of these numbers of tokens hold: the logits of each, and one workspace, which they share."""
     if not steps:

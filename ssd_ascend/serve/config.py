@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from ssd_ascend.errors import ConfigError
+
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/?#@]+")
+"""What a browser's `Origin` can be, or any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,12 @@ class ServerConfig:
             _at_least(name, getattr(self, name), 0.001)
         for name in ("drain_s", "failure_grace_s", "step_timeout_s"):
             _at_least(name, getattr(self, name), 0)
+        for origin in self.cors_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"cors_origin is {origin!r}, which no browser calls itself",
+                    remedy="give scheme and host, such as https://chat.example, with the port if it has one; or *",
+                )
         keys = (*self.api_keys, *(() if self.admin_key is None else (self.admin_key,)))
         if not all(key.strip() for key in keys):
             raise ConfigError("a key is empty: it would keep nobody out", remedy="give it some text, or leave it out")
