@@ -18,6 +18,8 @@ MIN_TEMPERATURE = 1e-5
 """Below it a temperature counts as 0: dividing by less overflows float32, and the law is the arg-max anyway."""
 MAX_N = 128
 MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1024
+"""Characters of a stop string: each is a state of the automaton that looks for it."""
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 
 
@@ -96,9 +98,16 @@ class SamplingParams:
         self._check_grammar()
 
     def _check_stops(self) -> None:
-        _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", self.stop, f"at most {MAX_STOP_STRINGS} strings")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise RequestError(f"stop has {len(self.stop)} strings: at most {MAX_STOP_STRINGS} are taken", param="stop")
         for text in self.stop:
             _require(isinstance(text, str) and text != "", "stop", text, "a non-empty string")
+            if len(text) > MAX_STOP_LENGTH:
+                raise RequestError(
+                    f"stop has a string of {len(text)} characters: at most {MAX_STOP_LENGTH} are looked for",
+                    param="stop",
+                    remedy="its beginning or its end will do",
+                )
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, 0, 1 << 31)
 

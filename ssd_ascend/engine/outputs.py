@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
 
 from ssd_ascend.core.random import derive_seed
 from ssd_ascend.core.request import EngineRequest, SequenceStats, TokenDelta
@@ -78,6 +79,8 @@ class OutputProcessor:
         self._ids = itertools.count()
         self._open: dict[int, _Open] = {}
         self._sequences: dict[int, set[int]] = {}
+        self._matchers: WeakValueDictionary[tuple[str, ...], StopMatcher] = WeakValueDictionary()
+        """Those in use: the prompts of one request come one by one, and clients send the same stop strings again."""
 
     @property
     def num_requests(self) -> int:
@@ -110,7 +113,7 @@ class OutputProcessor:
         """
         request_id, now = next(self._ids), self._clock()
         base_seed = self._seeds.getrandbits(64) if sampling.seed is None else sampling.seed
-        matcher = StopMatcher(sampling.stop) if sampling.stop else None
+        matcher = self._matcher_of(sampling.stop)
         requests: list[EngineRequest] = []
         for index in range(sampling.n):
             seq_id = next(self._ids)
@@ -122,6 +125,7 @@ class OutputProcessor:
             own = replace(
                 sampling,
                 n=1,
+                stop=(),  # is ours to find
                 seed=_signed(derive_seed(base_seed, index)),
                 reproducible=sampling.reproducible or self._is_seeded or sampling.seed is not None,
             )
@@ -167,6 +171,14 @@ class OutputProcessor:
     def refuse(self, seq_id: int, reason: RequestError) -> list[AnswerDelta]:
         """End an answer that the engine would not begin."""
         return [replace(delta, refusal=reason) for delta in self.fail(str(reason), [seq_id])]
+
+    def _matcher_of(self, stops: tuple[str, ...]) -> StopMatcher | None:
+        if not stops:
+            return None
+        matcher = self._matchers.get(stops)
+        if matcher is None:
+            matcher = self._matchers[stops] = StopMatcher(stops)
+        return matcher
 
     def _close(self, seq_id: int, request_id: int) -> None:
         del self._open[seq_id]

@@ -56,7 +56,7 @@ NOTES: Mapping[str, str] = {
     "seed": "64 bits; equal requests get equal answers, whoever drafts",
     "skip_special_tokens": "leave out the tokens that are no text",
     "speculation": "extension: false decodes this request plainly",
-    "stop": "a string, or up to 16",
+    "stop": "a string, or up to 16, each of at most 1024 characters",
     "stop_token_ids": "extension",
     "stream": "server-sent events",
     "stream_options": "`include_usage`",

@@ -50,6 +50,8 @@ def _next_request_works(server: LiveServer) -> Any:
         (CHAT, {"stop": 3}, "stop"),
         (CHAT, {"stop": ""}, "stop"),
         (CHAT, {"stop": ["a"] * 17}, "stop"),
+        (CHAT, {"stop": ["a", "b" * 1025]}, "stop"),
+        (COMPLETIONS, {"stop": "b" * 1_000_000}, "stop"),
         (CHAT, {"stop_token_ids": [10**6]}, "stop_token_ids"),
         (CHAT, {"stop_token_ids": [-1]}, "stop_token_ids"),
         (CHAT, {"logit_bias": {"x": 1}}, "logit_bias"),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from ssd_ascend.core.request import EngineRequest, SequenceStats, TokenDelta
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.core.speculation import TokenLogprobs
+from ssd_ascend.engine import outputs
 from ssd_ascend.engine.answers import Answer, stats_dict
 from ssd_ascend.engine.outputs import OutputProcessor
+from ssd_ascend.text import StopMatcher
 
 STOP = 0  # the end-of-sequence token; special, spelt <eos>
 
@@ -272,3 +274,27 @@ def test_an_engine_without_a_seed_draws_fresh_ones() -> None:
     requests = [SamplingParams()] * 4
     assert not set(seeds_of(None, requests)) & set(seeds_of(None, requests))
     assert not any(request.sampling.reproducible for request in drawn_by(None, requests))
+
+
+def test_prompts_and_requests_share_the_automaton_of_their_stop_strings(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[int] = []
+
+    class Counted(StopMatcher):
+        def __init__(self, stops: Sequence[str]) -> None:
+            built.append(len(stops))
+            super().__init__(stops)
+
+    monkeypatch.setattr(outputs, "StopMatcher", Counted)
+    processor = make()
+    submissions = [processor.add([1, 2], SamplingParams(n=2, stop=("bc", "x"))) for _ in range(3)]
+    assert built == [2]
+    ids = [request.id for submission in submissions for request in submission.requests]
+    ended = processor.process([TokenDelta(seq_id=seq_id, token_ids=spell("abcd")) for seq_id in ids])
+    assert [(delta.text, delta.stop_reason) for delta in ended.deltas] == [("a", "bc")] * 6
+    assert ended.abort == ids
+    processor.add([1], SamplingParams(stop=("bc", "x")))
+    assert built == [2, 2], "kept for nobody"
+
+
+def test_stop_strings_do_not_travel_to_the_engine() -> None:
+    assert make().add([1], SamplingParams(stop=("b" * 1024,))).requests[0].sampling.stop == ()

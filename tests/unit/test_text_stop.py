@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import pairwise
 
 import pytest
@@ -224,3 +225,18 @@ def test_empty_stop_string_is_refused() -> None:
     with pytest.raises(RequestError, match="empty") as caught:
         StopMatcher(["x", ""])
     assert caught.value.param == "stop"
+
+
+def test_long_stop_strings_take_little_memory() -> None:
+    """An object for each character took 600 bytes; a client may send 16 times 1024 of them."""
+    stops = [chr(97 + i) + "x" * 1023 for i in range(16)]
+    tracemalloc.start()
+    try:
+        matcher = StopMatcher(stops)
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert used < 64 * len(matcher.match)
+    checker = StopChecker(matcher)
+    assert checker.feed("see " + stops[7] + " on") == "see "
+    assert checker.matched == stops[7]
