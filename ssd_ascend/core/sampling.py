@@ -7,7 +7,7 @@ Torch-free. The law that these numbers define over a row of logits lives in `run
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from ssd_ascend.core.grammar import Grammar
@@ -20,6 +20,9 @@ MAX_N = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 """Characters of a stop string: each is a state of the automaton that looks for it."""
+MAX_STOP_TOKENS = 1024
+_MAX_TOKEN = 1 << 31
+_MAX_BIAS = 100
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 
 
@@ -37,6 +40,18 @@ def _number(param: str, value: object, low: float, high: float) -> None:
 def _integer(param: str, value: object, low: int, high: int) -> None:
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     _require(is_integer and low <= value <= high, param, value, f"an integer from {low} to {high}")  # type: ignore[operator]
+
+
+def _are_tokens(values: Collection[object]) -> bool:
+    """Whether these are token ids, seen at the pace of C: there may be as many as a vocabulary has."""
+    return set(map(type, values)) <= {int} and min(values) >= 0 and max(values) <= _MAX_TOKEN  # type: ignore[type-var,operator]
+
+
+def _are_biases(values: Collection[float]) -> bool:
+    is_numbers = set(map(type, values)) <= {int, float}
+    # the range first, as integers may be too large to be finite; a NaN passes or fails it by where it stands
+    in_range = is_numbers and min(values) >= -_MAX_BIAS and max(values) <= _MAX_BIAS
+    return in_range and all(map(math.isfinite, values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,13 +123,26 @@ class SamplingParams:
                     param="stop",
                     remedy="its beginning or its end will do",
                 )
+        if len(self.stop_token_ids) > MAX_STOP_TOKENS:
+            raise RequestError(
+                f"stop_token_ids has {len(self.stop_token_ids)} tokens: at most {MAX_STOP_TOKENS} are taken",
+                param="stop_token_ids",
+            )
         for token in self.stop_token_ids:
-            _integer("stop_token_ids", token, 0, 1 << 31)
+            _integer("stop_token_ids", token, 0, _MAX_TOKEN)
 
     def _check_bias(self) -> None:
-        for token, bias in self.logit_bias.items():
-            _integer("logit_bias", token, 0, 1 << 31)
-            _number("logit_bias", bias, -100.0, 100.0)
+        """As every copy of a request checks all of its biases, those that are right are seen to be at once."""
+        biases = self.logit_bias
+        if not biases or (_are_tokens(biases) and _are_biases(biases.values())):
+            return
+        for token, bias in biases.items():
+            if not _are_tokens((token,)):
+                raise RequestError(
+                    f"logit_bias has the key {token!r}: a key must be a token id, an integer from 0 to {_MAX_TOKEN}",
+                    param="logit_bias",
+                )
+            _number("logit_bias", bias, -_MAX_BIAS, _MAX_BIAS)
 
     def _check_grammar(self) -> None:
         """A text that is complete can only end, so nothing may forbid it to."""

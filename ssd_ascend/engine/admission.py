@@ -5,7 +5,7 @@ Called by `engine/async_engine.py`. Torch-free.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ssd_ascend.core.sampling import SamplingParams
@@ -46,11 +46,12 @@ def admit(prompt_token_ids: Sequence[int], sampling: SamplingParams, limits: Eng
     return sampling
 
 
-def _check_ids(param: str, token_ids: Iterable[int], limits: EngineLimits) -> None:
-    for token in token_ids:
-        if not 0 <= token < limits.vocab_size:
-            raise RequestError(
-                f"token {token} is outside the vocabulary of {limits.vocab_size}",
-                param=param,
-                remedy=f"use ids from 0 to {limits.vocab_size - 1}",
-            )
+def _check_ids(param: str, token_ids: Collection[int], limits: EngineLimits) -> None:
+    lowest, highest = min(token_ids, default=0), max(token_ids, default=0)
+    if lowest < 0 or highest >= limits.vocab_size:
+        token = next(token for token in token_ids if not 0 <= token < limits.vocab_size)
+        raise RequestError(
+            f"token {token} is outside the vocabulary of {limits.vocab_size}",
+            param=param,
+            remedy=f"use ids from 0 to {limits.vocab_size - 1}",
+        )

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import enum
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.core.request import EngineRequest
@@ -34,6 +35,11 @@ _FIRST_STAGE = "starting"
 _GOODBYE_S = 10.0
 _GOODBYE_UNREADY_S = 0.1
 """An engine that still loads does not listen."""
+_PROMPTS_A_BREATH = 64
+"""So many are taken in a few milliseconds."""
+
+
+T = TypeVar("T")
 
 
 class State(enum.StrEnum):
@@ -55,6 +61,14 @@ class Loss(enum.StrEnum):
 
 class EngineUnavailableError(SsdError):
     """There is no engine to serve a request: it is starting, stopping or dead. The server answers 503."""
+
+
+async def _breathing(items: Iterable[T]) -> AsyncIterator[T]:
+    """The items, with a pause for all else that the loop has to do after every few of them."""
+    for number, item in enumerate(items):
+        if number and number % _PROMPTS_A_BREATH == 0:
+            await asyncio.sleep(0)
+        yield item
 
 
 class AsyncEngine:
@@ -91,6 +105,8 @@ class AsyncEngine:
         self._retried: set[int] = set()
         self._processor = OutputProcessor(tokenizer, seed=config.seed)
         self._streams: dict[int, tuple[AnswerStream, int]] = {}
+        self._announced = 0
+        """Answers of requests that are being submitted."""
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -158,8 +174,8 @@ class AsyncEngine:
 
     @property
     def num_sequences(self) -> int:
-        """Answers under way or queued."""
-        return self._processor.num_sequences
+        """Answers under way or queued, or about to be."""
+        return self._processor.num_sequences + self._announced
 
     async def wait_until_loading(self) -> None:
         """Return when the engine has its device and begins to load, or is beyond that, or will never be there."""
@@ -198,21 +214,41 @@ class AsyncEngine:
             raise EngineUnavailableError(reason)
         return self.limits
 
-    def generate(
+    async def generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, *, continuation: bool = False
     ) -> AnswerStream:
-        """Submit one request of one or more prompts. Raises RequestError or EngineUnavailableError, and then submits
-        nothing. `continuation`: the text goes on from the prompt's (completions), instead of starting anew (chat)."""
+        """Submit one request of one or more prompts. Raises RequestError or EngineUnavailableError, after which nothing
+        of it runs. `continuation`: the text goes on from the prompt's (completions), instead of starting anew (chat).
+
+        Of many prompts, others are seen to every few, so the engine may be lost in between.
+        """
         limits = self.require_ready()
-        admitted = [admit(prompt, sampling, limits) for prompt in prompts]
-        stream = AnswerStream(len(prompts) * sampling.n, self._cancel)
-        for number, (prompt, own) in enumerate(zip(prompts, admitted, strict=True)):
-            request_id, requests = self._processor.add(prompt, own, continuation=continuation)
-            self._streams[request_id] = (stream, number * sampling.n)
-            self._unstarted.update({request.id: request for request in requests})
-            self._tell(Submit(requests))
-        self._idle.clear()
+        total = len(prompts) * sampling.n
+        stream = AnswerStream(total, self._cancel)
+        self._announced += total
+        try:
+            admitted = [admit(prompt, sampling, limits) async for prompt in _breathing(prompts)]
+            async for number, prompt in _breathing(list(enumerate(prompts))):
+                self.require_ready()
+                self._submit(stream, number * sampling.n, prompt, admitted[number], continuation=continuation)
+                self._announced -= sampling.n
+                total -= sampling.n
+        except BaseException:
+            self._cancel(stream)
+            raise
+        finally:
+            self._announced -= total
         return stream
+
+    def _submit(
+        self, stream: AnswerStream, first: int, prompt: Sequence[int], sampling: SamplingParams, *, continuation: bool
+    ) -> None:
+        """Send one prompt; `first` is the number of its first answer in the stream."""
+        request_id, requests = self._processor.add(prompt, sampling, continuation=continuation)
+        self._streams[request_id] = (stream, first)
+        self._unstarted.update({request.id: request for request in requests})
+        self._tell(Submit(requests))
+        self._idle.clear()
 
     def _cancel(self, stream: AnswerStream) -> None:
         """Abort what still runs of a stream; nothing when it has ended."""

@@ -37,7 +37,7 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
         device=state.engine.info.device if state.engine.info else "",
     )
     try:
-        stream = state.generate([plan.prompt], plan.sampling)
+        stream = await state.generate([plan.prompt], plan.sampling)
     except RequestError as error:
         raise renamed(error, plan.names) from error
     return state.respond(

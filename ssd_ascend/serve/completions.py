@@ -27,10 +27,10 @@ async def completions(state: ServerState, request: Request) -> Response:
     prompts = await state.encode(texts) if texts else [ids for ids in asked.prompts if not isinstance(ids, str)]
     echoed = [""] * len(prompts)
     if asked.echo:
-        echoed = texts or [state.tokenizer.decode(ids, skip_special_tokens=True) for ids in prompts]
+        echoed = texts or await state.decode(prompts)
     writer = _CompletionWriter(asked, state.model_name, state.tokenizer, n=sampling.n, echoed=echoed)
     return state.respond(
-        state.generate(prompts, sampling, continuation=True),
+        await state.generate(prompts, sampling, continuation=True),
         writer,
         num_answers=len(prompts) * sampling.n,
         streamed=bool(asked.stream),

@@ -21,6 +21,9 @@ from ssd_ascend.serve.tools.offer import Tool, ToolChoice, ToolOffer, offer_of
 MAX_PROMPTS = 2048
 MAX_ANSWERS = 2048
 """To one request: `n` to each of its prompts."""
+MAX_BIASES = 1 << 18
+"""To one request: `logit_bias` for each of its answers. Each is sent to the engine, and looked at in every step; OpenAI
+takes 300 for an answer."""
 NOTHING: tuple[object, ...] = (None,)
 
 
@@ -106,9 +109,16 @@ class _Sampled(Strict):
         """What the answer must look like, and the field that says so."""
         return grammar_of(self.response_format, self.regex, self.grammar)
 
-    def sampling(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    def sampling(self, *, max_tokens: int | None, logprobs: int | None, num_prompts: int = 1) -> SamplingParams:
         """The request as the engine takes it, without its constraint. Raises RequestError naming a field that is out of
         range."""
+        num_biases, num_answers = len(self.logit_bias or ()), num_prompts * (self.n or 1)
+        if num_biases * num_answers > MAX_BIASES:
+            raise RequestError(
+                f"logit_bias has {num_biases} entries for each of {num_answers} answers: together they may be {MAX_BIASES}",
+                param="logit_bias",
+                remedy="bias fewer tokens, or ask for fewer answers at a time",
+            )
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options needs stream: true", param="stream_options")
         given = {name: getattr(self, name) for name in _PASSED_ON}
@@ -220,7 +230,11 @@ class CompletionRequest(_Sampled):
             raise RequestError(
                 f"{len(self.prompts)} prompts with n = {self.n} are more than {MAX_ANSWERS} answers", param="n"
             )
-        return self.sampling(max_tokens=_at_least_one("max_tokens", self.max_tokens), logprobs=self.logprobs)
+        return self.sampling(
+            max_tokens=_at_least_one("max_tokens", self.max_tokens),
+            logprobs=self.logprobs,
+            num_prompts=len(self.prompts),
+        )
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

@@ -30,6 +30,8 @@ from ssd_ascend.text import Tokenizer
 _THREAD_ABOVE = 20_000
 """Characters from which tokenizing leaves the event loop: it takes milliseconds, and other streams shall not notice."""
 
+_PER_TEXT = 32
+"""Characters that a text takes as long as, beside its own."""
 _TURN_FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"}
 
 T = TypeVar("T")
@@ -63,12 +65,12 @@ class ServerState:
         if delta.finish_reason is not None:
             self.queue.saw_end()
 
-    def generate(
+    async def generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, *, continuation: bool = False
     ) -> AnswerStream:
         """See `AsyncEngine.generate`; raises ApiError 429 when the queue is full."""
         self.queue.check(self.engine.num_sequences, len(prompts) * sampling.n)
-        return self.engine.generate(prompts, sampling, continuation=continuation)
+        return await self.engine.generate(prompts, sampling, continuation=continuation)
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError 404 when a request names a model that is not served here."""
@@ -101,7 +103,15 @@ class ServerState:
         def work() -> list[list[int]]:
             return [self._encode(text, param="prompt", add_special_tokens=add_special_tokens) for text in texts]
 
-        return await self.off_loop(sum(len(text) for text in texts), work)
+        return await self.off_loop(sum(len(text) + _PER_TEXT for text in texts), work)
+
+    async def decode(self, prompts: Sequence[Sequence[int]]) -> list[str]:
+        """The texts of prompts of ids."""
+
+        def work() -> list[str]:
+            return [self.tokenizer.decode(ids, skip_special_tokens=True) for ids in prompts]
+
+        return await self.off_loop(sum(len(ids) + _PER_TEXT for ids in prompts), work)
 
     def _encode(self, text: str, *, param: str, add_special_tokens: bool) -> list[int]:
         """The ids of a prompt. Raises RequestError for one that cannot fit, before megabytes of it are tokenized."""
@@ -137,7 +147,7 @@ class ServerState:
             )
             return self._encode(text, param="messages", add_special_tokens=False)  # the template wrote them
 
-        return await self.off_loop(sum(len(str(turn.get("content"))) for turn in turns), work)
+        return await self.off_loop(sum(len(str(turn.get("content"))) + _PER_TEXT for turn in turns), work)
 
     def turn(self, message: Message) -> dict[str, Any]:
         """A message as templates read it. Raises RequestError when it says nothing."""

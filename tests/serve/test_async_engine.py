@@ -7,6 +7,7 @@ import io
 import math
 import socket
 import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import cast
 
 import pytest
@@ -15,10 +16,11 @@ from ssd_ascend.backends.cpu import machine
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.engine.async_engine import AsyncEngine, EngineUnavailableError, Loss, State
-from ssd_ascend.engine.messages import Tune
+from ssd_ascend.engine.identity import EngineLimits
+from ssd_ascend.engine.messages import Abort, Command, Report, Submit, Tune
 from ssd_ascend.engine.process_link import ProcessLink
 from ssd_ascend.engine.step_watch import StepWatch, usual_limit_s
-from ssd_ascend.errors import WorkerError
+from ssd_ascend.errors import RequestError, WorkerError
 from tests.unit.test_outputs import Letters
 
 DIES_LATE = "import sys, time; time.sleep(1); sys.exit(3)"
@@ -30,12 +32,12 @@ async def start_and_fail(script: str) -> tuple[str, AsyncEngine]:
     engine = await AsyncEngine.start(EngineConfig(model="x"), Letters(), command=(sys.executable, "-c", script))
     try:
         with pytest.raises(EngineUnavailableError, match="starting"):
-            engine.generate([[1]], SamplingParams())
+            await engine.generate([[1]], SamplingParams())
         with pytest.raises(WorkerError) as failed:
             await asyncio.wait_for(engine.wait_until_started(), 60)
         assert engine.state is State.FAILED
         with pytest.raises(EngineUnavailableError) as refused:
-            engine.generate([[1]], SamplingParams())
+            await engine.generate([[1]], SamplingParams())
         assert str(refused.value) == str(failed.value)
     finally:
         await engine.close()
@@ -154,3 +156,85 @@ def test_nobody_waits_for_a_process_that_cannot_be_killed(monkeypatch: pytest.Mo
 async def read_all(link: ProcessLink) -> None:
     async for _ in link.reports():
         pass
+
+
+class Deaf:
+    """A line to an engine that says nothing; what it was told is kept."""
+
+    pid = 1
+
+    def __init__(self) -> None:
+        self.told: list[Command] = []
+        self._over = asyncio.Event()
+
+    def send(self, command: Command) -> None:
+        self.told.append(command)
+
+    async def reports(self) -> AsyncIterator[Report]:
+        await self._over.wait()
+        for report in ():
+            yield report
+
+    def hang_up(self) -> None:
+        pass
+
+    async def close(self, patience_s: float) -> None:
+        self._over.set()
+
+
+async def with_a_deaf_engine(ask: Callable[[AsyncEngine], Awaitable[None]]) -> list[Command]:
+    link = Deaf()
+    engine = AsyncEngine(cast(ProcessLink, link), EngineConfig(model="x"), Letters(), (), math.inf)
+    engine.limits, engine.state = EngineLimits(max_model_len=64, max_tokens_that_fit=64, vocab_size=64), State.READY
+    await ask(engine)
+    assert engine.num_sequences == 0
+    await engine.close()
+    return link.told
+
+
+def test_many_prompts_leave_the_loop_to_others() -> None:
+    """2048 prompts with many biases each took minutes, and nobody else got a word in."""
+    seen: list[int] = []
+
+    async def ask(engine: AsyncEngine) -> None:
+        async def others() -> None:
+            while True:
+                seen.append(engine.num_sequences)
+                await asyncio.sleep(0)
+
+        watching = asyncio.create_task(others())
+        with await engine.generate([[1]] * 1000, SamplingParams(n=2)) as stream:
+            watching.cancel()
+            assert stream is not None
+            assert engine.num_sequences == 2000
+
+    told = asyncio.run(with_a_deaf_engine(ask))
+    assert len(seen) > 25
+    assert set(seen) == {2000}, "whoever asks in between sees the whole of it, for the limit of the queue"
+    assert sum(isinstance(command, Submit) for command in told) == 1000
+
+
+def test_an_engine_that_is_lost_between_two_prompts_gets_no_more() -> None:
+    async def ask(engine: AsyncEngine) -> None:
+        async def lose() -> None:
+            while engine.num_requests == 0:
+                await asyncio.sleep(0)
+            engine.state = State.FAILED
+
+        losing = asyncio.create_task(lose())
+        with pytest.raises(EngineUnavailableError):
+            await engine.generate([[1]] * 1000, SamplingParams())
+        await losing
+
+    told = asyncio.run(with_a_deaf_engine(ask))
+    begun = [request.id for command in told if isinstance(command, Submit) for request in command.requests]
+    assert 0 < len(begun) < 1000
+    assert [command.seq_ids for command in told if isinstance(command, Abort)] == [begun]
+
+
+def test_a_prompt_that_is_refused_lets_none_begin() -> None:
+    async def ask(engine: AsyncEngine) -> None:
+        with pytest.raises(RequestError, match="no tokens"):
+            await engine.generate([[1]] * 999 + [[]], SamplingParams())
+
+    assert not any(isinstance(command, Submit) for command in asyncio.run(with_a_deaf_engine(ask)))

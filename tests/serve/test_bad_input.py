@@ -57,6 +57,7 @@ def _next_request_works(server: LiveServer) -> Any:
         (CHAT, {"logit_bias": {"x": 1}}, "logit_bias"),
         (CHAT, {"logit_bias": {"99999": 1}}, "logit_bias"),
         (CHAT, {"logit_bias": {"3": 1000}}, "logit_bias"),
+        (CHAT, {"stop_token_ids": [3] * 1025}, "stop_token_ids"),
         (CHAT, {"max_tokens": 0}, "max_tokens"),
         (CHAT, {"max_tokens": 10**6}, "max_tokens"),
         (CHAT, {"max_completion_tokens": -1}, "max_completion_tokens"),
@@ -144,6 +145,16 @@ def test_bodies_that_are_no_request(server: LiveServer, body: bytes) -> None:
     error = error_of(server.post(CHAT, body))
     if b"temperature" in body:
         assert error["param"] == "temperature"
+
+
+def test_biases_are_bounded_by_the_answers_that_they_are_for(server: LiveServer) -> None:
+    """Each is sent for each answer: 49152 to 2048 prompts held everybody up for minutes."""
+    biases = {str(token): -1 for token in range(250)}  # the parrot's vocabulary has 257
+    assert server.post(COMPLETIONS, {"prompt": ["hi"] * 300, "max_tokens": 1, "logit_bias": biases}).status_code == 200
+    for more in ({"prompt": ["hi"] * 1049}, {"prompt": ["hi"] * 525, "n": 2}):
+        error = error_of(server.post(COMPLETIONS, {"max_tokens": 1, "logit_bias": biases, **more}))
+        assert error["param"] == "logit_bias"
+        assert "may be 262144" in error["message"]
 
 
 def test_limits_are_named(server: LiveServer) -> None:

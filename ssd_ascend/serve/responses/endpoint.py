@@ -26,7 +26,7 @@ async def responses(state: ServerState, request: Request) -> Response:
     state.engine.require_ready()
     try:
         plan = await plan_chat(state, asked.to_chat())
-        stream = state.generate([plan.prompt], plan.sampling)
+        stream = await state.generate([plan.prompt], plan.sampling)
     except RequestError as error:
         raise renamed(error, RENAMED) from error
     return state.respond(
