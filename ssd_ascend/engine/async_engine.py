@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import enum
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from ssd_ascend.config.engine import EngineConfig
 from ssd_ascend.core.request import EngineRequest
@@ -20,6 +19,7 @@ from ssd_ascend.core.stats import EngineStats
 from ssd_ascend.engine.admission import admit
 from ssd_ascend.engine.answer_stream import AnswerStream
 from ssd_ascend.engine.answers import AnswerDelta
+from ssd_ascend.engine.breathing import breathing
 from ssd_ascend.engine.identity import EngineInfo, EngineLimits
 from ssd_ascend.engine.messages import Abort, Failed, Progress, Ready, Rejected, Report, Stats, Stepped, Submit, Tune
 from ssd_ascend.engine.outputs import OutputProcessor
@@ -35,11 +35,6 @@ _FIRST_STAGE = "starting"
 _GOODBYE_S = 10.0
 _GOODBYE_UNREADY_S = 0.1
 """An engine that still loads does not listen."""
-_PROMPTS_A_BREATH = 64
-"""So many are taken in a few milliseconds."""
-
-
-T = TypeVar("T")
 
 
 class State(enum.StrEnum):
@@ -61,14 +56,6 @@ class Loss(enum.StrEnum):
 
 class EngineUnavailableError(SsdError):
     """There is no engine to serve a request: it is starting, stopping or dead. The server answers 503."""
-
-
-async def _breathing(items: Iterable[T]) -> AsyncIterator[T]:
-    """The items, with a pause for all else that the loop has to do after every few of them."""
-    for number, item in enumerate(items):
-        if number and number % _PROMPTS_A_BREATH == 0:
-            await asyncio.sleep(0)
-        yield item
 
 
 class AsyncEngine:
@@ -227,8 +214,8 @@ class AsyncEngine:
         stream = AnswerStream(total, self._cancel)
         self._announced += total
         try:
-            admitted = [admit(prompt, sampling, limits) async for prompt in _breathing(prompts)]
-            async for number, prompt in _breathing(list(enumerate(prompts))):
+            admitted = [admit(prompt, sampling, limits) async for prompt in breathing(prompts)]
+            async for number, prompt in breathing(list(enumerate(prompts))):
                 self.require_ready()
                 self._submit(stream, number * sampling.n, prompt, admitted[number], continuation=continuation)
                 self._announced -= sampling.n

@@ -115,7 +115,7 @@ class _Sampled(Strict):
         num_biases, num_answers = len(self.logit_bias or ()), num_prompts * (self.n or 1)
         if num_biases * num_answers > MAX_BIASES:
             raise RequestError(
-                f"logit_bias has {num_biases} entries for each of {num_answers} answers: together they may be {MAX_BIASES}",
+                f"logit_bias has {num_biases} entries for each of {num_answers} answers: at most {MAX_BIASES} in all",
                 param="logit_bias",
                 remedy="bias fewer tokens, or ask for fewer answers at a time",
             )
