@@ -20,7 +20,7 @@ from ssd_ascend.serve.app import health_of, key_check
 from ssd_ascend.serve.encoding import json_response
 from ssd_ascend.serve.errors import install_error_handlers
 from ssd_ascend.serve.state import ServerState
-from ssd_ascend.serve.strict import Strict, parse
+from ssd_ascend.serve.strict import Strict
 
 log = get_logger(__name__)
 
@@ -56,7 +56,7 @@ def create_admin_app(state: ServerState) -> Starlette:
         check(request)
         state.engine.require_ready()
         if request.method == "POST":
-            _change(state, parse(SpeculationChange, await state.read_body(request)))
+            _change(state, await state.read(SpeculationChange, request))
         return json_response(_speculation(state)._asdict())
 
     routes = [Route("/admin/state", show_state), Route("/admin/speculation", speculation, methods=["GET", "POST"])]

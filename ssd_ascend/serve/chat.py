@@ -18,13 +18,12 @@ from ssd_ascend.serve.logprobs import TokenSpelling, chat_logprobs
 from ssd_ascend.serve.parts import CallArguments, CallStart, Part, Pipeline, Reasoning, Text
 from ssd_ascend.serve.protocol import ChatRequest
 from ssd_ascend.serve.state import ServerState
-from ssd_ascend.serve.strict import parse
 from ssd_ascend.serve.token_sources import TokenSources
 
 
 async def chat_completions(state: ServerState, request: Request) -> Response:
     """Answer a conversation."""
-    asked = parse(ChatRequest, await state.read_body(request))
+    asked = await state.read(ChatRequest, request)
     state.check_model(asked.model)
     state.engine.require_ready()
     plan = await plan_chat(state, asked)

@@ -12,12 +12,11 @@ from ssd_ascend.serve.envelope import Envelope, Json
 from ssd_ascend.serve.logprobs import TokenSpelling, completion_logprobs
 from ssd_ascend.serve.protocol import CompletionRequest
 from ssd_ascend.serve.state import ServerState
-from ssd_ascend.serve.strict import parse
 
 
 async def completions(state: ServerState, request: Request) -> Response:
     """Continue prompts."""
-    asked = parse(CompletionRequest, await state.read_body(request))
+    asked = await state.read(CompletionRequest, request)
     state.check_model(asked.model)
     sampling, constraint = asked.to_sampling(), asked.constraint()
     state.engine.require_ready()

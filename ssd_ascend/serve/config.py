@@ -34,7 +34,7 @@ class ServerConfig:
     has_page: bool = True
     has_access_log: bool = False
     max_queue: int | None = None
-    max_body_bytes: int = 32 << 20
+    max_body_bytes: int = 8 << 20
     rate_limit: int | None = None
     read_timeout_s: float = 60.0
     write_timeout_s: float = 60.0

@@ -1,7 +1,7 @@
 """uvicorn as this project runs it: clients that keep us waiting are let go, what is no HTTP is told so in our shape.
 
 `serve/server.py` makes one for every address it listens on. `http_parser.py` reads the requests; bodies have a clock of
-their own (`ServerState.read_body`).
+their own (`ServerState.read`).
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ MAX_ANSWERS = 2048
 MAX_BIASES = 1 << 18
 """To one request: `logit_bias` for each of its answers. Each is sent to the engine, and looked at in every step; OpenAI
 takes 300 for an answer."""
+MAX_MESSAGES = 1 << 14
 NOTHING: tuple[object, ...] = (None,)
 
 
@@ -47,6 +48,10 @@ class Message(Strict):
     annotations: list[Any] | None = None
     audio: None = None
     function_call: None = None
+
+
+Conversation = Annotated[Items[Message], Field(max_length=MAX_MESSAGES)]
+"""The turns so far."""
 
 
 def without_no_ops(no_ops: Mapping[str, tuple[object, ...]], data: Any) -> Any:
@@ -175,7 +180,7 @@ class ChatRequest(_Sampled):
         "web_search_options": NOTHING,
     }
 
-    messages: Items[Message]
+    messages: Conversation
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
@@ -259,7 +264,7 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Items[Message] | None = None
+    messages: Conversation | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None

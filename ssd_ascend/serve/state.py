@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
+from ssd_ascend import catalogue
 from ssd_ascend.core.grammar import Grammar
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.engine.answer_stream import AnswerStream
@@ -23,16 +24,20 @@ from ssd_ascend.serve.limits import QueueLimit, RateLimit
 from ssd_ascend.serve.metrics import ServerMetrics
 from ssd_ascend.serve.protocol import Message
 from ssd_ascend.serve.streaming import AnswerResponse, Writer
+from ssd_ascend.serve.strict import RequestT, parse
 from ssd_ascend.serve.tools.formats import FORMATS, ToolFormat, for_template
-from ssd_ascend.structured.compiler import check
+from ssd_ascend.structured.checker import CheckerBusyError, CheckerError, GrammarChecker
 from ssd_ascend.text import Tokenizer
 
 _THREAD_ABOVE = 20_000
 """Characters from which tokenizing leaves the event loop: it takes milliseconds, and other streams shall not notice."""
 
+_LARGE_BODY = 64 << 10
 _PER_TEXT = 32
 """Characters that a text takes as long as, beside its own."""
 _TURN_FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"}
+
+_WHEN_GRAMMARS_WAIT = {"Retry-After": "5"}
 
 T = TypeVar("T")
 
@@ -50,6 +55,7 @@ class ServerState:
     tool_format: ToolFormat = field(init=False)
     queue: QueueLimit = field(init=False)
     rate: RateLimit | None = field(init=False)
+    grammars: GrammarChecker = field(init=False)
 
     def __post_init__(self) -> None:
         self.metrics = ServerMetrics(lambda: self.engine.stats, lambda: self.engine.state is State.READY)
@@ -59,6 +65,7 @@ class ServerState:
         self.tool_format = for_template(self.tokenizer.chat.mentions) if wanted == "auto" else FORMATS[wanted]
         self.queue = QueueLimit(self.config.max_queue, self.engine.config.max_num_seqs)
         self.rate = None if self.config.rate_limit is None else RateLimit(self.config.rate_limit)
+        self.grammars = GrammarChecker(lambda: catalogue.resolve_model(self.engine.config.model))
 
     def _on_delta(self, delta: AnswerDelta) -> None:
         self.metrics.on_delta(delta)
@@ -160,15 +167,25 @@ class ServerState:
         return turn
 
     async def check_grammar(self, constraint: tuple[Grammar, str] | None) -> None:
-        """Raises RequestError naming the field when an answer cannot be held to what a request asks."""
+        """Raises RequestError naming the field when an answer cannot be held to what a request asks; ApiError when
+        that cannot be found out."""
         if constraint is not None:
             grammar, param = constraint
-            await asyncio.to_thread(check, grammar, param=param)  # milliseconds, and more for a hostile one
+            try:
+                await self.grammars.check(grammar, param=param)
+            except CheckerBusyError as error:
+                raise ApiError(
+                    503, str(error), param=param, code="grammar_checker_busy", headers=_WHEN_GRAMMARS_WAIT
+                ) from error
+            except CheckerError as error:
+                raise ApiError(500, str(error), param=param, code="grammar_checker_unavailable") from error
 
-    async def read_body(self, request: Request) -> bytes:
-        """The whole body of a request, within this server's bounds. Raises ApiError."""
+    async def read(self, schema: type[RequestT], request: Request) -> RequestT:
+        """The body of a request, checked. Raises ApiError for one that is not within this server's bounds, RequestError
+        for one that is wrong."""
         config = self.config
-        return await read_body(request, max_bytes=config.max_body_bytes, timeout_s=config.read_timeout_s)
+        body = await read_body(request, max_bytes=config.max_body_bytes, timeout_s=config.read_timeout_s)
+        return parse(schema, body) if len(body) <= _LARGE_BODY else await asyncio.to_thread(parse, schema, body)
 
     async def off_loop(self, size: int, work: Callable[[], T]) -> T:
         """Do `work` on `size` characters: here when it is short, in a thread when others would have to wait for it."""

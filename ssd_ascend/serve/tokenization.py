@@ -9,12 +9,11 @@ from ssd_ascend.errors import RequestError
 from ssd_ascend.serve.encoding import json_response
 from ssd_ascend.serve.protocol import DetokenizeRequest, TokenizeRequest
 from ssd_ascend.serve.state import ServerState
-from ssd_ascend.serve.strict import parse
 
 
 async def tokenize(state: ServerState, request: Request) -> Response:
     """The token ids of a text or of a conversation."""
-    asked = parse(TokenizeRequest, await state.read_body(request))
+    asked = await state.read(TokenizeRequest, request)
     state.check_model(asked.model)
     limits = state.engine.require_ready()
     if (asked.prompt is None) == (asked.messages is None):
@@ -32,7 +31,7 @@ async def tokenize(state: ServerState, request: Request) -> Response:
 
 async def detokenize(state: ServerState, request: Request) -> Response:
     """The text of token ids."""
-    asked = parse(DetokenizeRequest, await state.read_body(request))
+    asked = await state.read(DetokenizeRequest, request)
     state.check_model(asked.model)
     limits = state.engine.require_ready()
     outside = next((token for token in asked.tokens if token >= limits.vocab_size), None)

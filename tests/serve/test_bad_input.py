@@ -202,7 +202,7 @@ def test_paths_and_methods(server: LiveServer) -> None:
     refused = server.post("/health", {})
     error_of(refused, 405)
     assert refused.headers["allow"] == "GET, HEAD"
-    error_of(server.post("/v1/chat/completions", b" " * (33 << 20)), 413)
+    error_of(server.post("/v1/chat/completions", b" " * (9 << 20)), 413)
 
 
 @pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models", "/v1/models/nobody", "/openapi.json", "/", CHAT])

@@ -16,12 +16,12 @@ from ssd_ascend.serve.errors import renamed
 from ssd_ascend.serve.responses.items import Json, OutputItems, item_id
 from ssd_ascend.serve.responses.request import RENAMED, ResponsesRequest
 from ssd_ascend.serve.state import ServerState
-from ssd_ascend.serve.strict import Strict, parse
+from ssd_ascend.serve.strict import Strict
 
 
 async def responses(state: ServerState, request: Request) -> Response:
     """Answer, in the shape of the newer endpoint."""
-    asked = parse(ResponsesRequest, await state.read_body(request))
+    asked = await state.read(ResponsesRequest, request)
     state.check_model(asked.model)
     state.engine.require_ready()
     try:

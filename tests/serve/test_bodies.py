@@ -1,0 +1,62 @@
+"""Bodies of requests are read once, beside the loop where they are large, and mean what they say or are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from starlette.requests import Request
+
+from ssd_ascend.errors import RequestError
+from ssd_ascend.serve import state as serve_state
+from ssd_ascend.serve.config import ServerConfig
+from ssd_ascend.serve.protocol import CompletionRequest, TokenizeRequest
+from ssd_ascend.serve.state import ServerState
+from ssd_ascend.serve.strict import Strict, parse
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"prompt":[' + b"[]," * 65_600 + b"[]]}", "65536 lists and objects"),
+        (b'{"metadata":{' + b'"":"",' * 131_100 + b'"":""}}', "131072 members of objects"),
+        (b'{"prompt":[' + b"5," * (1 << 20) + b"5]}", "1048576 values"),
+        (b'{"prompt":"\\",",' + b"[" * 65_600, "65536 lists and objects"),
+    ],
+)
+def test_a_wide_body_is_refused_unread(body: bytes, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read is read in one go: eight million empty lists froze every stream for fifteen seconds."""
+    monkeypatch.setattr(CompletionRequest, "model_validate_json", None)
+    with pytest.raises(RequestError, match=words):
+        parse(CompletionRequest, body)
+
+
+def test_a_text_may_hold_as_many_signs_as_it_likes() -> None:
+    text = '[{",": "\\"}' * 200_000
+    assert parse(CompletionRequest, json.dumps({"prompt": text}).encode()).prompt == text
+
+
+def test_a_large_body_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[bool] = []
+
+    def noting(schema: type[Strict], body: bytes) -> Strict:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return parse(schema, body)
+
+    async def read(prompt: str) -> Any:
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": json.dumps({"prompt": prompt}).encode()}
+
+        request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+        return await ServerState.read(
+            cast(ServerState, SimpleNamespace(config=ServerConfig())), TokenizeRequest, request
+        )
+
+    monkeypatch.setattr(serve_state, "parse", noting)
+    for size in (100, 70_000):
+        assert asyncio.run(read("a" * size)).prompt == "a" * size
+    assert threads == [True, False]
