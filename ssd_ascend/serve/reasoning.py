@@ -11,6 +11,7 @@ import json
 from ssd_ascend.core.grammar import Grammar, GrammarKind
 from ssd_ascend.serve.parts import Part, Reasoning, Text, held_back
 from ssd_ascend.structured.compiler import with_options
+from ssd_ascend.structured.reasons import NAMES, part
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -39,10 +40,10 @@ def after_thoughts(grammar: Grammar, thinking: Thinking) -> Grammar:
             return grammar
         case GrammarKind.JSON_SCHEMA:
             schema = with_options(json.loads(grammar.source), strict=grammar.strict)
-            body = f"answer: %json {json.dumps(schema, ensure_ascii=False)}"
+            body = f"{part(NAMES[grammar.kind])}answer: %json {json.dumps(schema, ensure_ascii=False)}"
         case GrammarKind.REGEX:
             escaped = grammar.source.replace("\\/", "/").replace("/", "\\/")
-            body = f"answer: ANSWER\nANSWER: /{escaped}/"
+            body = f"answer: ANSWER\n{part(NAMES[grammar.kind])}ANSWER: /{escaped}/"
         case _:
             return grammar
     opened = "closing GAP" if thinking is Thinking.IS_OPEN else f'("{OPEN}" closing GAP)?'

@@ -123,6 +123,7 @@ class _Server:
             self._engine.stop_accepting()
             loop.call_later(self._serving.drain_s + _LAST_WORDS_S, self._hang_up)
             await asyncio.gather(self._engine.drain(self._serving.drain_s), serving)
+            await self._state.grammars.close()
             if self._traces is not None:
                 await asyncio.to_thread(self._traces.shutdown)  # sends what it still holds
 

@@ -70,9 +70,18 @@ class LiveServer:
         return self
 
     def engine_pid(self) -> int:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        assert len(children) == 1, children
-        return int(children[0])
+        engines = [pid for pid, words in self.children().items() if "structured.checker_process" not in words]
+        assert len(engines) == 1, engines
+        return engines[0]
+
+    def checker_pid(self) -> int | None:
+        """The process that checks grammars, if there is one."""
+        return next((pid for pid, words in self.children().items() if "structured.checker_process" in words), None)
+
+    def children(self) -> dict[int, str]:
+        """The command lines of the server's own processes."""
+        pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return {int(pid): Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in pids}
 
     def stop(self) -> int:
         """SIGTERM, then the exit status."""

@@ -10,7 +10,7 @@ from ssd_ascend.core.grammar import Grammar
 from ssd_ascend.serve.reasoning import Thinking, after_thoughts, thinking_after
 from ssd_ascend.serve.tools.formats import FORMATS, HERMES, LLAMA3, ToolFormat, for_template
 from ssd_ascend.serve.tools.offer import Function, ToolOffer
-from ssd_ascend.structured.compiler import GrammarCompiler, check
+from ssd_ascend.structured.compiler import GrammarCompiler
 from ssd_ascend.text import Tokenizer
 from tests.unit.text_toys import byte_level_backend, load
 
@@ -36,7 +36,6 @@ class Judge:
 
     def takes(self, grammar: Grammar | None, text: str) -> bool:
         assert grammar is not None
-        check(grammar, param="tools")
         matcher = self._compiler.matcher(grammar)
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())

@@ -16,6 +16,7 @@ from ssd_ascend.serve.parts import Stage
 from ssd_ascend.serve.tools.offer import Function, ToolOffer
 from ssd_ascend.serve.tools.parsers import HERMES_CLOSE, HERMES_OPEN, HermesParser, Llama3Parser
 from ssd_ascend.structured.compiler import with_options
+from ssd_ascend.structured.reasons import part
 
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -45,7 +46,8 @@ class ToolFormat:
         for name, function in zip(names, offer.functions, strict=True):
             head = f'{self.before}{{"name": {json.dumps(function.name)}, "{self.arguments}": '.removeprefix(opened)
             lines.append(f"{name}: {_text(head)} {name}_arguments {_text('}' + self.after)}")
-            lines.append(f"{name}_arguments: %json {json.dumps(_schema(function), ensure_ascii=False)}")
+            whose = part(f"the schema of the parameters of the tool {function.name!r}")
+            lines.append(f"{whose}{name}_arguments: %json {json.dumps(_schema(function), ensure_ascii=False)}")
         return "\n".join(lines)
 
     def grammar(self, offer: ToolOffer) -> Grammar | None:
