@@ -19,6 +19,7 @@ from ssd_ascend.log import fields, get_logger
 from ssd_ascend.serve.app import health_of, key_check
 from ssd_ascend.serve.encoding import json_response
 from ssd_ascend.serve.errors import install_error_handlers
+from ssd_ascend.serve.origins import OwnPagesOnly
 from ssd_ascend.serve.state import ServerState
 from ssd_ascend.serve.strict import Strict
 
@@ -61,6 +62,7 @@ def create_admin_app(state: ServerState) -> Starlette:
 
     routes = [Route("/admin/state", show_state), Route("/admin/speculation", speculation, methods=["GET", "POST"])]
     app = Starlette(routes=routes)
+    app.add_middleware(OwnPagesOnly)
     install_error_handlers(app)
     return app
 

@@ -23,6 +23,7 @@ from ssd_ascend.serve.completions import completions
 from ssd_ascend.serve.encoding import json_response
 from ssd_ascend.serve.errors import ApiError, install_error_handlers
 from ssd_ascend.serve.head import HeadAsGet
+from ssd_ascend.serve.origins import OwnPagesOnly
 from ssd_ascend.serve.page import page_routes
 from ssd_ascend.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from ssd_ascend.serve.responses.endpoint import responses
@@ -56,6 +57,7 @@ def create_app(state: ServerState, traces: TracerProvider | None = None) -> Fast
     if state.config.has_page:
         app.include_router(page_routes())
     app.add_middleware(HeadAsGet)  # the innermost: who is added later sees a request before
+    app.add_middleware(OwnPagesOnly, named=state.config.cors_origins)
     if state.config.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=state.config.cors_origins, **_CORS)
     known = frozenset({*POSTS, "/", "/v1/models", "/health", "/metrics"})

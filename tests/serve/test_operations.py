@@ -173,10 +173,45 @@ def test_pages_of_other_sites(strict: LiveServer) -> None:
     assert allowed("https://evil.example") is None
 
 
-def test_cors_is_off_by_default(server: LiveServer) -> None:
-    found = server.post(COMPLETIONS, HI, headers={"Origin": "https://page.example"})
-    assert found.status_code == 200
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Origin": "http://OWN"}, 200),
+        ({"Origin": "http://OWN", "Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Origin": "https://chat.example", "Host": "chat.example"}, 200),  # a proxy that keeps the host
+        ({"Origin": "https://chat.example", "X-Forwarded-Host": "chat.example, inner"}, 200),
+        ({"Origin": "https://chat.example", "Sec-Fetch-Site": "same-origin"}, 200),  # one that tells nothing
+        ({"Origin": "https://page.example"}, 403),
+        ({"Origin": "http://127.0.0.1:1"}, 403),  # another server of this machine
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://["}, 403),
+        ({"Origin": ""}, 403),
+        ({"Origin": "http://OWN", "Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+    ],
+)
+def test_no_page_of_another_site_may_call(server: LiveServer, headers: dict[str, str], status: int) -> None:
+    """Browsers send a POST of plain text from anywhere to anywhere, and only keep the answer from the page."""
+    own = server.url.removeprefix("http://")
+    told = {name: value.replace("OWN", own) for name, value in headers.items()}
+    found = server.post(COMPLETIONS, HI, headers={**told, "Content-Type": "text/plain"})
+    assert found.status_code == status
     assert "access-control-allow-origin" not in found.headers
+    if status == 403:
+        error = found.json()["error"]
+        assert (error["code"], error["type"]) == ("origin_not_allowed", "invalid_request_error")
+        assert "--cors-origin" in error["message"]
+    assert server.get("/health", headers=told).status_code == 200
+
+
+def test_a_page_that_is_named_may_call(strict: LiveServer) -> None:
+    for origin, status in (("https://page.example", 200), ("https://page.example.evil.example", 403)):
+        told = {**bearer("one"), "Origin": origin, "Sec-Fetch-Site": "cross-site"}
+        assert strict.post(COMPLETIONS, HI, headers=told).status_code == status
+        admin = strict.post("/admin/speculation", {}, base=strict.admin_url, headers={**told, **bearer("boss")})
+        assert admin.status_code == 403
 
 
 def test_the_admin_endpoint(strict: LiveServer) -> None:
