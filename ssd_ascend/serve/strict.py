@@ -5,7 +5,9 @@ Torch-free. A body may hold millions of wrong values, and finding them all would
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
 from collections.abc import Sized
 from typing import Annotated, Any, Final, TypeVar
 
@@ -56,9 +58,11 @@ def parse(schema: type[RequestT], body: bytes) -> RequestT:
     """A request body as `schema`. Raises RequestError, naming the first field that is wrong."""
     _check_width(body)
     try:
-        return schema.model_validate_json(body)
+        read = schema.model_validate_json(body)
     except ValidationError as error:
         raise _first_problem(schema, error) from error
+    _check_twins(body)
+    return read
 
 
 def checked(schema: type[RequestT], data: dict[str, Any]) -> RequestT:
@@ -81,6 +85,40 @@ def _check_width(body: bytes) -> None:
 
 def _count(body: bytes, signs: tuple[bytes, ...]) -> int:
     return sum(map(body.count, signs))
+
+
+def _check_twins(body: bytes) -> None:
+    """Raises RequestError for an object that says a key twice, wherever it is: all but the last would be ignored."""
+    twins: list[str] = []
+
+    def members(pairs: list[tuple[str, Any]]) -> Any:
+        found = dict(pairs)
+        if len(found) == len(pairs):
+            return found
+        times = Counter(name for name, _ in pairs)
+        twins.append(next(name for name in times if times[name] > 1))
+        return _Twin(twins[-1])
+
+    # the numbers do not matter, and may be longer than Python likes to read
+    whole = json.JSONDecoder(object_pairs_hook=members, parse_int=len, parse_float=len).decode(body.decode())
+    if twins:
+        where = _place_of_twin(whole)
+        raise RequestError(f"{_path(where)} is in the body twice", param=str(where[0]), remedy="send it once")
+
+
+class _Twin(str):
+    """In place of an object that says this key twice."""
+
+
+def _place_of_twin(value: Any) -> tuple[int | str, ...]:
+    """Where the first one is; empty when there is none."""
+    if isinstance(value, _Twin):
+        return (str(value),)
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in parts:
+        if inner := _place_of_twin(part):
+            return (key, *inner)
+    return ()
 
 
 def _first_problem(schema: type[Strict], error: ValidationError) -> RequestError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from types import SimpleNamespace
 from typing import Any, cast
@@ -60,3 +61,28 @@ def test_a_large_body_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -
     for size in (100, 70_000):
         assert asyncio.run(read("a" * size)).prompt == "a" * size
     assert threads == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("body", "where", "param"),
+    [
+        (b'{"prompt":"a","prompt":"b"}', "prompt", "prompt"),
+        (b'{"prompt":"a","logit_bias":{"5":1,"6":1,"5":2}}', "logit_bias.5", "logit_bias"),
+        (b'{"prompt":"a","stream":true,"stream_options":{"include_usage":true,"include_usage":false}}',
+         "stream_options.include_usage", "stream_options"),
+        (b'{"prompt":"a","response_format":{"type":"json_schema","json_schema":{"name":"x","schema":'
+         b'{"anyOf":[{},{"type":"object","type":"string"}]}}}}',
+         "response_format.json_schema.schema.anyOf[1].type", "response_format"),
+        (b'{"prompt":"a","\\u0070rompt":"b"}', "prompt", "prompt"),
+    ],
+)  # fmt: skip
+def test_a_key_that_is_there_twice_is_named(body: bytes, where: str, param: str) -> None:
+    """Readers of JSON keep the last and say nothing."""
+    with pytest.raises(RequestError, match=f"^{re.escape(where)} is in the body twice") as refused:
+        parse(CompletionRequest, body)
+    assert refused.value.param == param
+
+
+def test_a_text_may_look_like_twins() -> None:
+    body = {"prompt": '{"a":1,"a":2}', "seed": -(1 << 63), "temperature": 1e-300, "logit_bias": {"1": 1, "10": 1}}
+    assert parse(CompletionRequest, json.dumps(body).encode()).seed == -(1 << 63)
