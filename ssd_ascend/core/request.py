@@ -56,5 +56,7 @@ class TokenDelta:
     finish_reason: str | None = None
     stop_token: int | None = None
     error: str | None = None
+    refused: bool = False
+    """The error is about what the request asks, not about us."""
     stats: SequenceStats | None = None
     """The sequence so far, on every delta: a stop string, which only the text side sees, may make any the last."""

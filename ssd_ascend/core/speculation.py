@@ -91,9 +91,11 @@ class Verification:
 
     faults: sequence id -> why the target's own logits gave it no law (NaN, inf). Such a row gained nothing
         (`new_tokens[i]` is empty, its outcome a placeholder) and can only end with an error; the others are unaffected.
+    refused: those of them whose grammar left no token, which is the request's fault and not ours.
     """
 
     outcomes: list[VerificationOutcome]
     new_tokens: list[list[int]]
     logprobs: list[list[TokenLogprobs] | None]
     faults: dict[int, str] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)

@@ -144,7 +144,7 @@ class Engine:
     def _fail(self, verification: Verification) -> list[TokenDelta]:
         """End the sequences whose logits were no numbers; the others go on."""
         failed = [self._scheduler.fail(seq_id, reason) for seq_id, reason in verification.faults.items()]
-        deltas = [delta for delta in failed if delta is not None]
+        deltas = [replace(delta, refused=delta.seq_id in verification.refused) for delta in failed if delta is not None]
         self._forget([delta.seq_id for delta in deltas])
         return deltas
 

@@ -116,8 +116,16 @@ class _Loop:
                 # before the tokens, so that who has seen an answer end finds it counted
                 if any(delta.finish_reason for delta in deltas) or time.monotonic() >= self._report_s:
                     self._report_stats()
-                if deltas:
-                    self._channel.send(Stepped(deltas))
+                self._tell(deltas)
+
+    def _tell(self, deltas: list[TokenDelta]) -> None:
+        if told := [delta for delta in deltas if not delta.refused]:
+            self._channel.send(Stepped(told))
+        for delta in deltas:
+            if delta.refused:
+                self._channel.send(
+                    Rejected(delta.seq_id, delta.error or "the request cannot be served", "grammar", None)
+                )
 
     def _obey(self, command: Command) -> None:
         match command:

@@ -152,6 +152,7 @@ class Verifier:
             for seq_id in verification.faults:
                 if (reason := self._masks.fault(seq_id)) is not None:
                     verification.faults[seq_id] = reason
+                    verification.refused.add(seq_id)
 
     def _greedy(
         self, sequences: Sequence[TokenSequence], speculation: Speculation, layout: _Layout, logits: torch.Tensor

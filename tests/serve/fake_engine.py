@@ -2,7 +2,8 @@
 
 Words in the prompt make it misbehave: SLOW (20 ms a step), FAIL (the sequence fails), CRASH (the step raises), KILL
 (the process is killed), FAULT (by itself), HANG (the step does not end), LOST (a worker is lost), REFUSE (as for a
-grammar that cannot begin). Between SAY[ and ]YAS stands what it says instead, once; to SEED, the seed of its request.
+grammar that cannot begin), BALK (as for one that
+cannot go on). Between SAY[ and ]YAS stands what it says instead, once; to SEED, the seed of its request.
 All around it is the real thing: process, line, front end, HTTP.
 """
 
@@ -121,6 +122,10 @@ class ParrotEngine:
     def _say(self, bird: Bird) -> TokenDelta:
         params, speech = bird.request.sampling, bird.speech
         self._misbehave(bird)
+        if "BALK" in bird.text and len(bird.said) > (LOOKAHEAD if "LATE" in bird.text else 0):
+            del self._birds[bird.request.id]
+            reason = "the grammar cannot be followed: it balks"
+            return TokenDelta(seq_id=bird.request.id, token_ids=[], finish_reason="error", error=reason, refused=True)
         if "FAIL" in bird.text and bird.said:
             del self._birds[bird.request.id]
             return TokenDelta(seq_id=bird.request.id, token_ids=[], finish_reason="error", error="the parrot choked")

@@ -101,3 +101,16 @@ def test_without_a_checker_only_grammars_fail(parrot: Path, tmp_path: Path) -> N
         assert response.status_code == 500, response.text
         assert response.json()["error"]["code"] == "grammar_checker_unavailable"
         assert live.post(COMPLETIONS, asked).status_code == 200
+
+
+def test_a_grammar_that_cannot_be_followed_is_the_requests_fault(server: LiveServer) -> None:
+    """400 where the answer has not begun; behind its beginning, an event that says the same."""
+    asked = {"prompt": "BALK", "regex": "a+", "max_tokens": 40}
+    for streamed in (False, True):
+        response = server.post(COMPLETIONS, {**asked, "stream": streamed})
+        assert response.status_code == 400, response.text
+        assert response.json()["error"]["param"] == "regex"
+        assert "the grammar cannot be followed: it balks" in response.json()["error"]["message"]
+    *said, last = server.events(COMPLETIONS, {**asked, "prompt": "SLOW BALK LATE"})
+    assert said
+    assert (last["error"]["type"], last["error"]["param"]) == ("invalid_request_error", "regex")

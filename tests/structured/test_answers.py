@@ -211,5 +211,7 @@ def test_a_grammar_that_explodes_ends_its_own_answer(pair: Path, when: str, monk
     found = run(pair, prompts, [hostile, free], config)
     assert found.last[0].finish_reason == "error"
     assert "grammar cannot be followed" in (found.last[0].error or "")
+    assert found.last[0].refused
+    assert not found.last[1].refused
     assert found.last[1].finish_reason == "length"
     assert found.tokens[1] == run(pair, [prompts[1]], free).tokens[0]
