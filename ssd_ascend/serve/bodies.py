@@ -12,8 +12,16 @@ from ssd_ascend.serve.errors import ApiError
 
 
 async def read_body(request: Request, *, max_bytes: int, timeout_s: float) -> bytes:
-    """The whole body of a request. Raises ApiError: 413 above the limit, 408 when it takes too long, 400 when the
-    client leaves."""
+    """The whole body of a request. Raises ApiError: 415 for one that is packed, 413 above the limit, 408 when it takes
+    too long, 400 when the client leaves."""
+    coding = request.headers.get("content-encoding", "").strip().lower()
+    if coding not in ("", "identity"):
+        raise ApiError(
+            415,
+            f"the body has Content-Encoding {coding[:32]!r}, and is read here as it is (send it without)",
+            code="unsupported_encoding",
+            headers={"Accept-Encoding": "identity"},  # RFC 9110, 12.5.3
+        )
     parts: list[bytes] = []
     size = 0
     if int(request.headers.get("content-length", 0)) > max_bytes:  # before the client is told to send it

@@ -6,8 +6,9 @@ last two answer 400 and name it. Ranges live in `SamplingParams`. Used by the ha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -138,6 +139,8 @@ class _Sampled(Strict):
         )
 
 
+_TOKEN: Final = re.compile("0|[1-9][0-9]{0,9}")
+_SHOWN: Final = 32
 _PASSED_ON = (
     "temperature",
     "top_p",
@@ -156,10 +159,14 @@ _PASSED_ON = (
 
 
 def _token_biases(biases: Mapping[str, float]) -> dict[int, float]:
-    try:
-        return {int(token): bias for token, bias in biases.items()}
-    except ValueError as error:
-        raise RequestError(f"logit_bias has a key that is no token id: {error}", param="logit_bias") from error
+    """By token. A key is a number in one way only: Python would read " 5 ", "5_0" and "05", each beside "5"."""
+    strange = next((key for key in biases if not _TOKEN.fullmatch(key)), None)
+    if strange is not None:
+        shown = strange if len(strange) <= _SHOWN else f"{strange[:_SHOWN]}..."
+        raise RequestError(
+            f"logit_bias has the key {shown!r}: a key must be a token id, in plain digits", param="logit_bias"
+        )
+    return {int(token): bias for token, bias in biases.items()}
 
 
 class ChatRequest(_Sampled):

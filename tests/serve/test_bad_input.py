@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from typing import Any
 
 import httpx
@@ -10,6 +12,7 @@ import pytest
 from tests.serve.fake_engine import MAX_MODEL_LEN
 from tests.serve.live import PATIENCE_S, LiveServer
 
+ODD_KEYS = ["", " 5 ", "5_0", "05", "+5", "-1", "\u0665", "5.0", "0x5", "5\n", "9" * 5000]
 HI: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 TEXT: dict[str, Any] = {"prompt": "hi", "max_tokens": 4}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -56,6 +59,7 @@ def _next_request_works(server: LiveServer) -> Any:
         (CHAT, {"stop_token_ids": [-1]}, "stop_token_ids"),
         (CHAT, {"logit_bias": {"x": 1}}, "logit_bias"),
         (CHAT, {"logit_bias": {"99999": 1}}, "logit_bias"),
+        *((CHAT, {"logit_bias": {key: 1}}, "logit_bias") for key in ODD_KEYS),
         (CHAT, {"logit_bias": {"3": 1000}}, "logit_bias"),
         (CHAT, {"stop_token_ids": [3] * 1025}, "stop_token_ids"),
         (CHAT, {"max_tokens": 0}, "max_tokens"),
@@ -145,6 +149,21 @@ def test_bodies_that_are_no_request(server: LiveServer, body: bytes) -> None:
     error = error_of(server.post(CHAT, body))
     if b"temperature" in body:
         assert error["param"] == "temperature"
+
+
+@pytest.mark.parametrize("key", ODD_KEYS)
+def test_a_bias_of_no_token_is_told_as_its_key(server: LiveServer, key: str) -> None:
+    message = error_of(server.post(COMPLETIONS, {**TEXT, "logit_bias": {"5": 1, key: 1}}))["message"]
+    assert message.startswith("logit_bias has the key ")
+    assert len(message) < 200
+
+
+def test_a_packed_body_is_a_415(server: LiveServer) -> None:
+    for body in (gzip.compress(json.dumps(TEXT).encode()), json.dumps(TEXT).encode()):
+        refused = server.post(COMPLETIONS, body, headers={"Content-Encoding": "gzip"})
+        assert "'gzip'" in error_of(refused, 415)["message"]
+        assert refused.headers["accept-encoding"] == "identity"
+    assert server.post(COMPLETIONS, TEXT, headers={"Content-Encoding": "identity"}).status_code == 200
 
 
 def test_biases_are_bounded_by_the_answers_that_they_are_for(server: LiveServer) -> None:
