@@ -21,6 +21,7 @@ from ssd_ascend.core.speculation import Speculation, Verification
 from ssd_ascend.core.stats import EngineStats
 from ssd_ascend.engine.admission import admit
 from ssd_ascend.engine.executor import Executor
+from ssd_ascend.engine.grammar_gate import GrammarGate
 from ssd_ascend.engine.identity import EngineInfo, EngineLimits
 from ssd_ascend.engine.scheduler import Scheduler
 from ssd_ascend.errors import RequestError
@@ -53,6 +54,7 @@ class Engine:
         self._verifier = verifier
         self._speculator = speculator
         self._speculates = True
+        self._gate = GrammarGate(grammars)
         self._ended: list[TokenDelta] = []
         """Last words of sequences that ended outside a step, handed out by the next one."""
 
@@ -61,16 +63,34 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """True while some sequence is unfinished, or its end was not told yet."""
-        return self._scheduler.has_work or bool(self._ended)
+        return self._scheduler.has_work or bool(self._ended) or len(self._gate) > 0
 
     def submit(self, request: EngineRequest) -> None:
         """Queue a request. Raises `RequestError` naming the field that cannot be served."""
-        params = admit(request.prompt_token_ids, request.sampling, self.limits)
-        if params.grammar is not None:
-            if self.grammars is None:
-                raise RequestError("this engine cannot constrain answers", param="grammar")
-            self.grammars.matcher(params.grammar)  # compiled, and kept for the steps that will ask for it
-        self._scheduler.add(self._new_sequence(replace(request, sampling=params)))
+        request = replace(request, sampling=admit(request.prompt_token_ids, request.sampling, self.limits))
+        if self._gate.lets_in(request):
+            self._add(request)
+
+    def _add(self, request: EngineRequest) -> None:
+        try:
+            self._scheduler.add(self._new_sequence(request))
+        except RequestError:
+            self._gate.ended([request.id])
+            raise
+
+    def _add_late(self) -> list[TokenDelta]:
+        """Let in who waited for its grammar; the last words of those who can never be served."""
+        if not len(self._gate):
+            return []
+        begin, refused = self._gate.take(is_idle=not self._scheduler.has_work)
+        for request in begin:
+            try:
+                self._add(request)
+            except RequestError as error:
+                refused.append(
+                    TokenDelta(seq_id=request.id, token_ids=[], finish_reason="error", error=str(error), refused=True)
+                )
+        return refused
 
     def _new_sequence(self, request: EngineRequest) -> Sequence:
         params = request.sampling
@@ -89,12 +109,19 @@ class Engine:
 
     def abort(self, seq_ids: Iterable[int]) -> None:
         """End sequences now; their last delta says "abort". Ids that are not running are skipped."""
-        self._end(self._scheduler.abort(seq_ids))
+        gone = list(seq_ids)
+        self._ended += self._gate.abort(gone)
+        self._end(self._scheduler.abort(gone))
 
     def _end(self, deltas: list[TokenDelta]) -> None:
         """Sequences that ended without a step: free what speculation and verification hold of them."""
         self._ended += deltas
-        self._forget([delta.seq_id for delta in deltas])
+        self._let_go([delta.seq_id for delta in deltas])
+
+    def _let_go(self, seq_ids: list[int]) -> None:
+        """Sequences that have ended."""
+        self._gate.ended(seq_ids)
+        self._forget(seq_ids)
 
     def _forget(self, seq_ids: list[int]) -> None:
         if seq_ids:
@@ -107,6 +134,7 @@ class Engine:
     def step(self) -> list[TokenDelta]:
         """One step for every sequence that is scheduled; returns what each gained. Nothing to do: returns at once."""
         ended, self._ended = self._ended, []
+        ended += self._add_late()
         if not self._scheduler.has_work:
             return ended
         with trace.span("step"), self._executor.explaining():
@@ -131,7 +159,7 @@ class Engine:
         with trace.span("commit"):
             failed = self._fail(verification)
             deltas = self._scheduler.commit(plan, verification, speculation)
-            self._forget([delta.seq_id for delta in deltas if delta.finish_reason is not None])
+            self._let_go([delta.seq_id for delta in deltas if delta.finish_reason is not None])
         return failed + deltas
 
     def _propose(self, plan: StepPlan) -> Speculation:
@@ -145,7 +173,7 @@ class Engine:
         """End the sequences whose logits were no numbers; the others go on."""
         failed = [self._scheduler.fail(seq_id, reason) for seq_id, reason in verification.faults.items()]
         deltas = [replace(delta, refused=delta.seq_id in verification.refused) for delta in failed if delta is not None]
-        self._forget([delta.seq_id for delta in deltas])
+        self._let_go([delta.seq_id for delta in deltas])
         return deltas
 
     # -- the rest ----------------------------------------------------------------------------------------------------
@@ -164,7 +192,8 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot of the counters."""
-        return self._scheduler.stats()
+        stats = self._scheduler.stats()
+        return replace(stats, waiting=stats.waiting + len(self._gate))
 
     def check(self) -> None:
         """Raises WorkerError when the target has lost a rank, which may be while nobody asks for anything."""

@@ -14,12 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ssd_ascend.errors import RequestError
 from ssd_ascend.runtime.pack import to_device
 from ssd_ascend.runtime.row_context import RowContext
 from ssd_ascend.structured.compiler import GrammarCompiler
 
 if TYPE_CHECKING:
     import llguidance
+
+_DRAFTS_WAIT_S = 0.02
 
 Bits = npt.NDArray[np.int32]
 
@@ -94,12 +97,24 @@ class TokenMasks:
         together: dict[int, _Run] = {}
         for run in _runs(rows):
             seq_id = run.context.seq_id
+            if self._keeps_alive and not self._is_known(run.context):
+                continue
             if run.base or seq_id in together:
                 self._fill_alone(run, bits)
             else:
                 together[seq_id] = run
         self._fill(list(together.values()), bits)
         return bits
+
+    def _is_known(self, row: RowContext) -> bool:
+        """Whether the grammar of a row is compiled. Drafts are not worth a wait: without a mask they may fall."""
+        if row.seq_id in self._entries:
+            return True
+        assert row.params.grammar is not None
+        try:
+            return self._compiler.is_ready(row.params.grammar, patience_s=_DRAFTS_WAIT_S)
+        except RequestError:  # the verifier's to tell
+            return False
 
     def _fill_alone(self, run: _Run, bits: Bits) -> None:
         """One run that begins behind drafts of its own."""

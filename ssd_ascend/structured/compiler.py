@@ -31,6 +31,9 @@ _KEPT = 64
 _KEPT_S = 2.0
 """Processor time that all kept grammars together took to compile. llguidance tells no sizes, but what is built quickly
 is small: of long literals, long repeats and large divisors it makes 60 to 230 MB a second."""
+_HELD_S = 4.0
+"""The same of all grammars that sequences of now hold; `has_room` says who need not be asked."""
+_LIGHT_S = 0.05
 _STACK_BYTES = 16 << 20
 """Of a thread that compiles: llguidance calls itself for every link of a chain of rules or references. The grammar
 checker has a small part of it, so what passes there cannot overflow here."""
@@ -66,6 +69,14 @@ class _Compiled:
     cpu_s: float
 
 
+@dataclass(slots=True)
+class _Held:
+    """A grammar that `count` sequences need."""
+
+    compiled: Future[_Compiled]
+    count: int
+
+
 class GrammarCompiler:
     """Matchers for one vocabulary. `load` is called once, on first use, from whichever thread comes first."""
 
@@ -86,6 +97,7 @@ class GrammarCompiler:
         self._one_at_a_time = threading.Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._kept: OrderedDict[Grammar, Future[_Compiled]] = OrderedDict()
+        self._held: dict[Grammar, _Held] = {}
 
     def warm(self) -> None:
         """Read the vocabulary now (tenths of a second), so that the first request need not wait for it."""
@@ -119,8 +131,37 @@ class GrammarCompiler:
         """Compile a grammar, and keep nothing of it. Raises RequestError."""
         self._begin(grammar).result()
 
+    def cost_s(self, grammar: Grammar) -> float:
+        """The processor time that a grammar took which is ready."""
+        return self._begun(grammar).result().cpu_s
+
+    def has_room(self, grammar: Grammar, cost_s: float) -> bool:
+        """Whether one more sequence may hold a grammar of this cost. Light ones always may."""
+        if cost_s <= _LIGHT_S or not self._held or grammar in self._held:
+            return True
+        return cost_s + sum(held.compiled.result().cpu_s for held in self._held.values()) <= _HELD_S
+
+    def hold(self, grammar: Grammar) -> None:
+        """Keep a grammar that is ready, whatever else is asked for, until `let_go` was called as often."""
+        future = self._begun(grammar)
+        with self._lock:
+            self._kept.pop(grammar, None)
+            self._held.setdefault(grammar, _Held(future, 0)).count += 1
+
+    def let_go(self, grammar: Grammar) -> None:
+        """The end of one `hold`."""
+        with self._lock:
+            held = self._held[grammar]
+            held.count -= 1
+            if held.count == 0:
+                del self._held[grammar]
+                self._kept[grammar] = held.compiled
+                self._drop_oldest()
+
     def _begun(self, grammar: Grammar) -> Future[_Compiled]:
         with self._lock:
+            if grammar in self._held:
+                return self._held[grammar].compiled
             known = self._kept.get(grammar)
             if known is None:
                 known = self._kept[grammar] = self._begin(grammar)
