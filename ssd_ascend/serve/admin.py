@@ -99,7 +99,8 @@ def _change(state: ServerState, change: SpeculationChange) -> None:
     now = _speculation(state)
     most = now.max_lookahead
     if most == 0:
-        raise RequestError("this server was started without a speculator", param="enabled", remedy="see --speculator")
+        asked = next(iter(change.model_dump(exclude_none=True)), None)
+        raise RequestError("this server was started without a speculator", param=asked, remedy="see --speculator")
     if change.lookahead is not None and not 1 <= change.lookahead <= most:
         raise RequestError(
             f"lookahead is {change.lookahead}: it must be from 1 to {most}", param="lookahead", remedy="see --lookahead"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from starlette.applications import Starlette
@@ -38,8 +39,16 @@ class ApiError(Exception):
 
 def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
     """The error with the field's name in an endpoint that calls it otherwise."""
-    param = names.get(error.param, error.param) if error.param else None
-    return RequestError(error.message, param=param, code=error.code, remedy=error.remedy)
+    if error.param is None or error.param not in names:
+        return error
+    param = names[error.param]
+    told = [None if text is None else _with_name(text, error.param, param) for text in (error.message, error.remedy)]
+    return RequestError(told[0] or "", param=param, code=error.code, remedy=told[1])
+
+
+def _with_name(text: str, name: str, new: str) -> str:
+    """A sentence with another name for a field. Names of one word are words, too, and stay."""
+    return re.sub(rf"\b{name}\b", new, text) if "_" in name else text
 
 
 def error_response(

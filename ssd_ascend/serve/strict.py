@@ -12,6 +12,7 @@ from collections.abc import Sized
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails, from_json
 
 from ssd_ascend.errors import RequestError, nearest
 
@@ -25,6 +26,8 @@ _WIDEST: Final = (
 """What a body may hold, by the bytes that tell of it. Reading keeps the interpreter to itself, also in a thread: within
 these bounds for a quarter of a second at most, where eight million empty lists took fifteen."""
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # the last may have no end
+_SHOWN: Final = 64
+"""Characters of a name that we say back."""
 T = TypeVar("T")
 
 
@@ -60,7 +63,10 @@ def parse(schema: type[RequestT], body: bytes) -> RequestT:
     try:
         read = schema.model_validate_json(body)
     except ValidationError as error:
-        raise _first_problem(schema, error) from error
+        first = error.errors(include_url=False, include_context=False)[0]
+        if first["type"] == "json_invalid":
+            raise RequestError(f"the body is not valid JSON: {first['msg']}") from error
+        raise _first_problem(schema, error, from_json(body)) from error
     _check_twins(body)
     return read
 
@@ -70,7 +76,7 @@ def checked(schema: type[RequestT], data: dict[str, Any]) -> RequestT:
     try:
         return schema.model_validate(data)
     except ValidationError as error:
-        raise _first_problem(schema, error) from error
+        raise _first_problem(schema, error, data) from error
 
 
 def _check_width(body: bytes) -> None:
@@ -121,17 +127,18 @@ def _place_of_twin(value: Any) -> tuple[int | str, ...]:
     return ()
 
 
-def _first_problem(schema: type[Strict], error: ValidationError) -> RequestError:
+def _first_problem(schema: type[Strict], error: ValidationError, data: Any) -> RequestError:
     problems = error.errors(include_url=False, include_context=False)
-    first = problems[0]
-    where, kind = first["loc"], first["type"]
-    if kind == "json_invalid":
-        return RequestError(f"the body is not valid JSON: {first['msg']}")
-    if not where:
-        is_told = kind == "value_error"
-        return RequestError(f"the body is wrong: {first['msg']}" if is_told else "the body is not a JSON object")
+    if not problems[0]["loc"]:
+        is_told = problems[0]["type"] == "value_error"
+        return RequestError(f"the body is wrong: {problems[0]['msg']}" if is_told else "the body is not a JSON object")
+    placed = [(_place(data, problem), problem) for problem in problems]
+    first = placed[0][0]
+    # a value that fits none of several types is reported once for each: the one that it is most like sees furthest
+    where = max((place for place, _ in placed if place[: len(first)] == first), key=len)
+    same = [problem for place, problem in placed if place == where]
     name = str(where[0])
-    if kind == "extra_forbidden":
+    if same[0]["type"] == "extra_forbidden":
         guess = nearest(str(where[-1]), schema.model_fields)
         return RequestError(
             f"unknown field {_path(where)!r}",
@@ -139,11 +146,23 @@ def _first_problem(schema: type[Strict], error: ValidationError) -> RequestError
             code="unknown_parameter",
             remedy=f"did you mean {guess!r}?" if guess else None,
         )
-    # a value that fits none of several types is reported once for each; their tags are no part of the path
-    depth = 3 if len(where) > 1 and isinstance(where[1], int) else 1
-    wanted = dict.fromkeys(str(problem["msg"]) for problem in problems if problem["loc"][:depth] == where[:depth])
-    return RequestError(f"{_path(where[:depth])} is wrong: {'; or '.join(wanted)}", param=name)
+    wanted = dict.fromkeys(str(problem["msg"]) for problem in same)
+    return RequestError(f"{_path(where)} is wrong: {'; or '.join(wanted)}", param=name)
+
+
+def _place(data: Any, problem: ErrorDetails) -> tuple[int | str, ...]:
+    """Where in the body a problem is: pydantic names the type that it tried, too, wherever there were several."""
+    place: list[int | str] = []
+    *_, last = where = problem["loc"]
+    for part in where:
+        is_key = isinstance(data, dict) and part in data
+        if is_key or (isinstance(data, list) and isinstance(part, int) and part < len(data)):
+            place.append(part)
+            data = data[part]
+    if problem["type"] == "missing":
+        place.append(last)
+    return tuple(place) or where[:1]
 
 
 def _path(where: tuple[int | str, ...]) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in where).lstrip(".")
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part[:_SHOWN]}" for part in where).lstrip(".")

@@ -13,9 +13,12 @@ import pytest
 from starlette.requests import Request
 
 from ssd_ascend.errors import RequestError
+from ssd_ascend.serve import admin
 from ssd_ascend.serve import state as serve_state
 from ssd_ascend.serve.config import ServerConfig
-from ssd_ascend.serve.protocol import CompletionRequest, TokenizeRequest
+from ssd_ascend.serve.errors import renamed
+from ssd_ascend.serve.protocol import ChatRequest, CompletionRequest, TokenizeRequest
+from ssd_ascend.serve.responses.request import ResponsesRequest
 from ssd_ascend.serve.state import ServerState
 from ssd_ascend.serve.strict import Strict, parse
 
@@ -86,3 +89,59 @@ def test_a_key_that_is_there_twice_is_named(body: bytes, where: str, param: str)
 def test_a_text_may_look_like_twins() -> None:
     body = {"prompt": '{"a":1,"a":2}', "seed": -(1 << 63), "temperature": 1e-300, "logit_bias": {"1": 1, "10": 1}}
     assert parse(CompletionRequest, json.dumps(body).encode()).seed == -(1 << 63)
+
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "body", "words"),
+    [
+        (ChatRequest, {"response_format": {"type": "json_schema", "json_schema": {}}},
+         "response_format.json_schema.name is wrong: Field required"),
+        (ChatRequest, {"response_format": {"type": "json_schema"}},
+         "response_format.json_schema is wrong: Field required"),
+        (ChatRequest, {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": True}}},
+         "response_format.json_schema.schema is wrong: Input should be an object"),
+        (ChatRequest, {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schma": {}}}},
+         "unknown field 'response_format.json_schema.schma'"),
+        (ChatRequest, {"tool_choice": {"type": "function"}}, "tool_choice.function is wrong: Field required"),
+        (ChatRequest, {"stop": ["a", 1]}, "stop[1] is wrong: Input should be a valid string"),
+        (ChatRequest, {"stop": 1}, "stop is wrong: Input should be a valid string; or Input should be a valid array"),
+        (ChatRequest, {"logit_bias": {"9" * 500: "x"}}, f"logit_bias.{'9' * 64} is wrong"),
+        (CompletionRequest, {"prompt": [[1], [2, "a"]]}, "prompt[1][1] is wrong: Input should be a valid integer"),
+        (ResponsesRequest, {"input": [{"type": "function_call", "call_id": "1", "name": "f"}]},
+         "input[0].arguments is wrong: Field required"),
+        (ResponsesRequest, {"input": "a", "text": {"format": {"type": "json_schema", "schema": True}}},
+         "text.format.schema is wrong: Input should be an object"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_where_it_is(schema: type[Strict], body: dict[str, Any], words: str) -> None:
+    whole = {**CHAT, **body} if schema is ChatRequest else body
+    with pytest.raises(RequestError) as refused:
+        parse(schema, json.dumps(whole).encode())
+    assert refused.value.message.startswith(words)
+    assert refused.value.param == list(body)[-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [({"lookahead": 99}, "lookahead"), ({"enabled": True}, "enabled"), ({"fan_out": [1]}, "fan_out"), ({}, None)],
+)
+def test_a_server_without_a_speculator_names_what_was_asked_of_it(change: dict[str, Any], param: str | None) -> None:
+    config = SimpleNamespace(speculation=SimpleNamespace(fan_out=1))
+    state = SimpleNamespace(engine=SimpleNamespace(info=None, tuned=None, config=config))
+    with pytest.raises(RequestError, match="without a speculator") as refused:
+        admin._change(cast(ServerState, state), admin.SpeculationChange(**change))
+    assert refused.value.param == param
+
+
+def test_an_error_calls_a_field_as_its_endpoint_does() -> None:
+    error = RequestError("5 and max_tokens 9 are too many", param="max_tokens", remedy="leave max_tokens out")
+    told = renamed(error, {"max_tokens": "max_output_tokens"})
+    assert (str(told), told.param) == (
+        "5 and max_output_tokens 9 are too many (leave max_output_tokens out)",
+        "max_output_tokens",
+    )
+    kept = renamed(RequestError("the prompt is long", param="prompt"), {"prompt": "messages"})
+    assert (str(kept), kept.param) == ("the prompt is long", "messages")

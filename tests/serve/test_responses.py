@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import openai
@@ -110,4 +111,6 @@ def test_a_schema(client: openai.OpenAI) -> None:
 def test_what_is_refused_is_named(server: LiveServer, change: dict[str, Any], param: str) -> None:
     refused = server.post("/v1/responses", {"input": "hi", **change})
     assert refused.status_code == 400, refused.text
-    assert refused.json()["error"]["param"] == param
+    error = refused.json()["error"]
+    assert error["param"] == param
+    assert re.search(r"\b(max_tokens|max_completion_tokens|response_format)\b", error["message"]) is None
