@@ -98,7 +98,7 @@ class _ChatWriter:
         is_last = delta.finish_reason is not None
         if self._is_prose:
             return self._prose_event(delta, is_last=is_last)
-        parts = self._pipelines[delta.index].feed(delta.text, is_last=is_last)
+        parts = self._pipelines[delta.index].feed(delta.text, ends=delta.finish_reason)
         self._called.update(delta.index for part in parts if isinstance(part, CallStart))
         chunks = [_chunk(delta.index, _as_delta(part)) for part in parts]
         more = self._extras(delta)
@@ -151,7 +151,7 @@ class _ChatWriter:
         return self._envelope.whole([self._choice(answer) for answer in answers], answers)
 
     def _choice(self, answer: Answer) -> Json:
-        parts = self._pipelines[answer.index].feed(answer.text, is_last=True)
+        parts = self._pipelines[answer.index].feed(answer.text, ends=answer.finish_reason or "stop")
         self._called.update(answer.index for part in parts if isinstance(part, CallStart))
         return {
             "index": answer.index,

@@ -40,10 +40,11 @@ Part = Text | Reasoning | CallStart | CallArguments
 
 
 class Stage(Protocol):
-    """Takes text apart. `finish` gives what was held back, once no text follows."""
+    """Takes text apart. `finish` gives what was held back, once no text follows; `is_cut`: because it is cut off there,
+    so that a mark which has begun was to be one."""
 
     def feed(self, text: str) -> list[Part]: ...
-    def finish(self) -> list[Part]: ...
+    def finish(self, *, is_cut: bool) -> list[Part]: ...
 
 
 class Pipeline:
@@ -52,13 +53,13 @@ class Pipeline:
     def __init__(self, stages: Sequence[Stage]) -> None:
         self._stages = stages
 
-    def feed(self, text: str, *, is_last: bool) -> list[Part]:
-        """The parts that `text` completes."""
+    def feed(self, text: str, *, ends: str | None) -> list[Part]:
+        """The parts that `text` completes. ends: the reason why nothing follows, if nothing does."""
         parts: list[Part] = [Text(text)] if text else []
         for stage in self._stages:
             parts = list(_through(stage, parts))
-            if is_last:
-                parts += stage.finish()
+            if ends is not None:
+                parts += stage.finish(is_cut=ends == "length")
         return parts
 
 

@@ -101,7 +101,7 @@ class ReasoningStage:
         self._thought_anything = self._thought_anything or bool(thought)
         return [Reasoning(thought)] if thought else []
 
-    def finish(self) -> list[Part]:
+    def finish(self, *, is_cut: bool) -> list[Part]:
         """See `Stage`."""
         rest, self._held = self._held, ""
         if self._state == "thinking":

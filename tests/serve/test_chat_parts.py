@@ -68,6 +68,18 @@ def test_only_calls_have_null_content(server: LiveServer) -> None:
     assert message["tool_calls"][0]["id"].startswith("call_")
 
 
+def test_a_call_that_length_cut_off_shows_no_markup(server: LiveServer) -> None:
+    """A whole call came with `"content": "<tool_call>{\\"name\\":"` behind it."""
+    room = len((CALL + '\n<tool_call>\n{"name":').encode())  # the parrot says byte by byte
+    body = says(TWO, tools=[WEATHER, NOW], max_tokens=room)
+    choice = server.post(CHAT, body).json()["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", None)
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["get_weather"]
+    events = [event for event in server.events(CHAT, {**body, "stream": True}) if event != "[DONE]"]
+    assert "".join(event["choices"][0]["delta"].get("content") or "" for event in events) == ""
+    assert events[-1]["choices"][0]["finish_reason"] == "length"
+
+
 def test_parallel_calls_can_be_ruled_out(server: LiveServer) -> None:
     body = says(TWO, tools=[WEATHER, NOW], parallel_tool_calls=False)
     assert len(server.post(CHAT, body).json()["choices"][0]["message"]["tool_calls"]) == 1

@@ -31,12 +31,12 @@ def put_together(parts: list[Part]) -> Read:
     return prose, thoughts, calls
 
 
-def read(text: str, stages: list[Stage], cuts: list[int] | None = None) -> Read:
+def read(text: str, stages: list[Stage], cuts: list[int] | None = None, ends: str = "stop") -> Read:
     pipeline = Pipeline(stages)
     edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts or []), len(text)]
     pieces = [text[a:b] for a, b in itertools.pairwise(edges)]
-    parts = [part for piece in pieces for part in pipeline.feed(piece, is_last=False)]
-    return put_together(parts + pipeline.feed("", is_last=True))
+    parts = [part for piece in pieces for part in pipeline.feed(piece, ends=None)]
+    return put_together(parts + pipeline.feed("", ends=ends))
 
 
 WEATHER = '{"city": "Paris", "days": [1, {"to": "}"}], "q": "a\\\\\\"b</tool_call>"}'
@@ -114,6 +114,31 @@ def test_llama3(name: str) -> None:
     text, wanted = LLAMA_CASES[name]
     assert read(text, llama()) == wanted
     assert read(text, llama(), list(range(len(text)))) == wanted
+
+
+@pytest.mark.parametrize(
+    ("make", "text", "wanted"),
+    [
+        (hermes, hermes_call() + '\n<tool_call>{"name":', ("", "", [("weather", WEATHER)])),
+        (hermes, hermes_call() + "\n<tool_call>", ("", "", [("weather", WEATHER)])),
+        (hermes, "Let me see.\n\n<tool_call>\n", ("Let me see.", "", [])),
+        (hermes, '<tool_call>\n{"name": "wea', ("", "", [])),
+        (hermes, "Well.\n<tool_c", ("Well.", "", [])),
+        (hermes, "a <", ("a <", "", [])),
+        (hermes, "a <to", ("a <to", "", [])),
+        (hermes, '<tool_call>{"name": "f", "arguments": {"a": [1, ', ("", "", [("f", '{"a": [1, ')])),
+        (llama, LLAMA_CALL + '; {"na', ("", "", [("weather", WEATHER)])),
+        (llama, LLAMA_CALL + "; {", ("", "", [("weather", WEATHER)])),
+        (llama, '{"name" : "wea', ("", "", [])),
+        (llama, '{"na', ("", "", [])),
+        (llama, '{ "', ('{ "', "", [])),
+        (llama, '{"answer": [1, ', ('{"answer": [1, ', "", [])),
+    ],
+)
+def test_markup_that_length_cut_off_is_not_shown(make: Callable[[], list[Stage]], text: str, wanted: Read) -> None:
+    """`finish_reason` says that the answer is cut; a client would print what is left of a mark as prose."""
+    assert read(text, make(), ends="length") == wanted
+    assert read(text, make(), list(range(len(text))), ends="length") == wanted
 
 
 @pytest.mark.parametrize("make", [lambda: [HermesParser(most=1)], lambda: llama(most=1)])

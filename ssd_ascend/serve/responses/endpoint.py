@@ -77,7 +77,7 @@ class _ResponseWriter:
     def event(self, delta: AnswerDelta) -> bytes:
         """What one step brought."""
         is_last = delta.finish_reason is not None
-        parts = self._pipeline.feed(delta.text, is_last=is_last)
+        parts = self._pipeline.feed(delta.text, ends=delta.finish_reason)
         events = [event for part in parts for event in self._items.take(part)]
         if is_last:
             self._ended = delta
@@ -93,7 +93,7 @@ class _ResponseWriter:
         """The response that is not streamed."""
         (answer,) = answers
         status = _status(answer.finish_reason)
-        for part in self._pipeline.feed(answer.text, is_last=True):
+        for part in self._pipeline.feed(answer.text, ends=answer.finish_reason or "stop"):
             list(self._items.take(part))
         list(self._items.close(status))
         return encode_json(self._response(status, answer.stats))

@@ -9,6 +9,9 @@ from ssd_ascend.serve.tools.scanner import CallScanner
 
 HERMES_OPEN, HERMES_CLOSE = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
+_SURELY_OPENING = HERMES_OPEN[: len("<tool")]
+"""Less of the mark may be prose that ends there."""
+_CALL_HEAD = '{"name":'
 
 
 class _Calls:
@@ -23,6 +26,11 @@ class _Calls:
     def is_full(self) -> bool:
         """Whether another call would be one too many."""
         return self._most is not None and self._count >= self._most
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there has been a call."""
+        return self._count > 0
 
     def pieces(self, scanner: CallScanner) -> list[Part]:
         """What the scanner has learnt since it was last asked."""
@@ -125,14 +133,18 @@ class HermesParser:
         self._state, self._held = "prose", rest
         return [Text(HERMES_OPEN)]
 
-    def finish(self) -> list[Part]:
-        """See `Stage`. A call that was cut off stays a call, with what there is of its arguments."""
+    def finish(self, *, is_cut: bool) -> list[Part]:
+        """See `Stage`. A call that was cut off stays a call, with what there is of its arguments; cut off before its
+        name was whole, it is dropped, since nobody wants to read its markup."""
         rest, self._held = self._held, ""
         if self._state == "opening" or (self._state == "call" and self._scanner.name is None):
+            is_markup = True
             rest = HERMES_OPEN + (self._scanner.text if self._state == "call" else "") + rest
         elif self._state != "prose" or self._calls.is_full:
             return []
-        return [Text(rest)] if rest.strip() else []
+        else:
+            is_markup = rest.lstrip().startswith(_SURELY_OPENING)
+        return [Text(rest)] if rest.strip() and not (is_cut and is_markup) else []
 
 
 class Llama3Parser:
@@ -191,9 +203,17 @@ class Llama3Parser:
             self._state = "between"
         return parts
 
-    def finish(self) -> list[Part]:
-        """See `Stage`."""
+    def finish(self, *, is_cut: bool) -> list[Part]:
+        """See `Stage`. A call that was cut off before its name was whole is dropped."""
         rest, self._held = self._held, ""
         if self._state == "call" and self._scanner.name is None:
             rest = self._scanner.text + rest
-        return [Text(rest)] if rest.strip("; \n\t") and self._state != "prose" else []
+        is_markup = self._state == "call" and (self._calls.has_any or _begins_a_call(rest))
+        is_shown = self._state != "prose" and not (is_cut and is_markup)
+        return [Text(rest)] if is_shown and rest.strip("; \n\t") else []
+
+
+def _begins_a_call(text: str) -> bool:
+    """Whether this beginning of an object is one of a call rather than of JSON that is the answer."""
+    bare = "".join(text.split())
+    return bare.startswith(_CALL_HEAD) or (len(bare) > len('{"') and _CALL_HEAD.startswith(bare))
