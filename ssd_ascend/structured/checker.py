@@ -95,6 +95,8 @@ class GrammarChecker:
         self._asked: dict[bytes, asyncio.Task[_Verdict]] = {}
         self._turn = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
+        self._replacing: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     @property
     def pid(self) -> int | None:
@@ -156,12 +158,22 @@ class GrammarChecker:
             except _LostError as lost:
                 self._process = None
                 if lost.began:
+                    self._replacing = asyncio.create_task(self._replace())
                     return self._verdict_on_death(grammar, lost.status)
                 log.warning("the grammar checker %s; starting another", how_it_ended(lost.status))
             except TimeoutError as error:
-                await self.close()
+                await self._end()
                 raise CheckerBusyError("the machine is too busy to check the grammar now") from error
         raise CheckerError("the grammar checker ends as soon as it is asked")
+
+    async def _replace(self) -> None:
+        """Start the next process before anybody asks for it."""
+        async with self._turn:
+            if self._process is None:
+                try:
+                    await self._start()
+                except (CheckerError, _UnsupportedError) as error:
+                    log.debug("no grammar checker: %s", error)  # whoever asks is told
 
     def _verdict_on_death(self, grammar: Grammar, status: int) -> _Verdict:
         log.warning("a grammar was refused: the grammar checker %s", how_it_ended(status))
@@ -188,6 +200,8 @@ class GrammarChecker:
 
     async def _start(self) -> asyncio.subprocess.Process:
         limits = self._limits
+        if self._is_closed:
+            raise CheckerError("the server is shutting down")
         try:
             model = await asyncio.to_thread(self._find_model)
             process = await asyncio.create_subprocess_exec(
@@ -206,10 +220,10 @@ class GrammarChecker:
             async with asyncio.timeout(limits.start_s):
                 said = await _read(process)
         except TimeoutError as error:
-            await self.close()
+            await self._end()
             raise CheckerBusyError(f"the grammar checker was not ready within {limits.start_s:g} s") from error
         if said is None or "failed" in said:
-            await self.close()
+            await self._end()
             self._raise_failed(said, process.returncode)
         return process
 
@@ -222,7 +236,15 @@ class GrammarChecker:
         raise CheckerError(f"the grammar checker cannot start: {said['failed']}")
 
     async def close(self) -> None:
-        """End the process, whatever it is at."""
+        """End the process, whatever it is at, and start no other."""
+        self._is_closed = True
+        if self._replacing is not None:
+            self._replacing.cancel()
+            await asyncio.gather(self._replacing, return_exceptions=True)
+            self._replacing = None
+        await self._end()
+
+    async def _end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):  # it has gone by itself

@@ -24,8 +24,6 @@ from ssd_ascend.text import Tokenizer
 
 _STACK_BYTES = 2 << 20
 """An eighth of what engines compile with, so that what passes here has room there; some 200 references in a chain."""
-_NICER = 5
-"""Steps for other people's tokens go first."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -35,7 +33,6 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # which ends us; it may have been inherited otherwise
-    os.nice(_NICER)
     say = _speaker()
     try:
         tokenizer = Tokenizer.load(model)

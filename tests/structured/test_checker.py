@@ -76,6 +76,7 @@ def test_chains_end_the_checker_and_nobody_else(model: Path) -> None:
             assert checker.pid is None
         await checker.check(Grammar.json_object(), param="regex")
         before = checker.pid
+        assert before is not None
         for grammar in CHAINS.values():  # remembered
             await refused(checker, grammar, "tools")
         assert checker.pid == before
@@ -178,6 +179,27 @@ def test_one_that_died_between_two_grammars_is_replaced(model: Path) -> None:
         assert checker.pid not in (None, before)
 
     with_checker(model, use)
+
+
+def test_another_is_started_before_anybody_asks(model: Path) -> None:
+    async def use(checker: GrammarChecker) -> None:
+        await refused(checker, CHAINS["rules"])
+        async with asyncio.timeout(60):
+            while checker.pid is None:
+                await asyncio.sleep(0.01)
+        replacement = checker.pid
+        await checker.check(FINE, param="regex")
+        assert checker.pid == replacement
+
+    async def leave(checker: GrammarChecker) -> None:
+        """In the middle of that."""
+        await refused(checker, CHAINS["rules"])
+        await asyncio.sleep(0.05)
+        await checker.close()
+        assert checker.pid is None
+
+    with_checker(model, use)
+    with_checker(model, leave)
 
 
 def test_the_groups_signals_do_not_reach_it(model: Path) -> None:
