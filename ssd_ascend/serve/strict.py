@@ -26,6 +26,8 @@ _WIDEST: Final = (
 """What a body may hold, by the bytes that tell of it. Reading keeps the interpreter to itself, also in a thread: within
 these bounds for a quarter of a second at most, where eight million empty lists took fifteen."""
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # the last may have no end
+_STRETCH: Final = re.compile(rb'[^"]*+(?:%b[^"]*+){0,4096}' % _STRING.pattern, re.DOTALL)
+"""So much as is looked at before other threads have their turn."""
 _SHOWN: Final = 64
 """Characters of a name that we say back."""
 T = TypeVar("T")
@@ -83,10 +85,16 @@ def _check_width(body: bytes) -> None:
     """Raises RequestError for a body of so many parts that reading it would take long."""
     if all(_count(body, signs) < most for signs, most, _ in _WIDEST):
         return
-    bare = _STRING.sub(b"", body)  # a text may have more commas than a list
-    for signs, most, what in _WIDEST:
-        if _count(bare, signs) >= most:
-            raise RequestError(f"the body has more than {most} {what}", remedy="send less at a time")
+    counts, at = [0] * len(_WIDEST), 0
+    while at < len(body):
+        stretch = _STRETCH.match(body, at)
+        assert stretch is not None, "any bytes are some, or a string"
+        at = stretch.end()
+        bare = _STRING.sub(b"", stretch[0])  # a text may have more commas than a list
+        for place, (signs, most, what) in enumerate(_WIDEST):
+            counts[place] += _count(bare, signs)
+            if counts[place] >= most:
+                raise RequestError(f"the body has more than {most} {what}", remedy="send less at a time")
 
 
 def _count(body: bytes, signs: tuple[bytes, ...]) -> int:

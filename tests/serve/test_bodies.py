@@ -10,10 +10,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.requests import Request
 
 from ssd_ascend.errors import RequestError
-from ssd_ascend.serve import admin
+from ssd_ascend.serve import admin, strict
 from ssd_ascend.serve import state as serve_state
 from ssd_ascend.serve.config import ServerConfig
 from ssd_ascend.serve.errors import renamed
@@ -37,6 +39,28 @@ def test_a_wide_body_is_refused_unread(body: bytes, words: str, monkeypatch: pyt
     monkeypatch.setattr(CompletionRequest, "model_validate_json", None)
     with pytest.raises(RequestError, match=words):
         parse(CompletionRequest, body)
+
+
+@given(st.lists(st.sampled_from(['"', "\\", "[", "{", ":", ",", "a"]), max_size=60).map("".join))
+def test_signs_are_counted_outside_of_strings_whatever_the_stretch(text: str) -> None:
+    """Bytes that are no JSON, too: counting comes before."""
+    bare, is_inside, is_escaped = "", False, False
+    for character in text:
+        if is_inside:
+            is_escaped, is_inside = (character == "\\" and not is_escaped), (character != '"' or is_escaped)
+        else:
+            bare += character
+            is_inside = character == '"'
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(strict, "_STRETCH", re.compile(strict._STRETCH.pattern.replace(b"4096", b"2"), re.DOTALL))
+        for sign in "[{:,":
+            for most, fails in ((bare.count(sign) + 1, False), (bare.count(sign), True)):
+                patch.setattr(strict, "_WIDEST", (((sign.encode(),), most, "signs"),))
+                if fails and most:
+                    with pytest.raises(RequestError, match="signs"):
+                        strict._check_width(text.encode())
+                elif not fails:
+                    strict._check_width(text.encode())
 
 
 def test_a_text_may_hold_as_many_signs_as_it_likes() -> None:
