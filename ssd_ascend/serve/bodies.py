@@ -19,7 +19,6 @@ async def read_body(request: Request, *, max_bytes: int, timeout_s: float) -> by
         raise ApiError(
             415,
             f"the body has Content-Encoding {coding[:32]!r}, and is read here as it is (send it without)",
-            code="unsupported_encoding",
             headers={"Accept-Encoding": "identity"},  # RFC 9110, 12.5.3
         )
     parts: list[bytes] = []

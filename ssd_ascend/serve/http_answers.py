@@ -15,7 +15,7 @@ _TYPES = {
     501: _BY_CLIENT,  # HTTP's own words for what a client should not have sent: a coding that we do not know,
     505: _BY_CLIENT,  # or another version; nothing is wrong with the server, and asking again is of no use
 }
-_CODES = {408: "request_timeout", 413: "body_too_large", 503: "engine_unavailable"}
+_CODES = {408: "request_timeout", 413: "body_too_large", 415: "unsupported_encoding", 503: "engine_unavailable"}
 """What such an error is called, whoever tells it."""
 _HEADERS = {503: {"Retry-After": "1"}}
 

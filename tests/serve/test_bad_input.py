@@ -161,7 +161,9 @@ def test_a_bias_of_no_token_is_told_as_its_key(server: LiveServer, key: str) -> 
 def test_a_packed_body_is_a_415(server: LiveServer) -> None:
     for body in (gzip.compress(json.dumps(TEXT).encode()), json.dumps(TEXT).encode()):
         refused = server.post(COMPLETIONS, body, headers={"Content-Encoding": "gzip"})
-        assert "'gzip'" in error_of(refused, 415)["message"]
+        error = error_of(refused, 415)
+        assert "'gzip'" in error["message"]
+        assert error["code"] == "unsupported_encoding"
         assert refused.headers["accept-encoding"] == "identity"
     assert server.post(COMPLETIONS, TEXT, headers={"Content-Encoding": "identity"}).status_code == 200
 
