@@ -219,11 +219,13 @@ class GrammarChecker:
         try:
             async with asyncio.timeout(limits.start_s):
                 said = await _read(process)
+                if said is None or "failed" in said:
+                    await process.wait()  # it leaves by itself; a signal now could cost us its exit status
         except TimeoutError as error:
             await self._end()
             raise CheckerBusyError(f"the grammar checker was not ready within {limits.start_s:g} s") from error
         if said is None or "failed" in said:
-            await self._end()
+            self._process = None
             self._raise_failed(said, process.returncode)
         return process
 

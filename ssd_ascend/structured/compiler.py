@@ -12,15 +12,16 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from ssd_ascend.core.grammar import Grammar, GrammarKind
 from ssd_ascend.errors import RequestError, SsdError
 from ssd_ascend.log import get_logger
 from ssd_ascend.structured.reasons import NAMES, refusal, too_much
+from ssd_ascend.structured.vocabulary import Vocabulary, library_of_grammars, read_vocabulary
 
 if TYPE_CHECKING:
     import llguidance
@@ -43,16 +44,6 @@ _WHITESPACE = r"[ \n\r\t]{1,20}"
 """Between the tokens of a JSON text. Bounded, because a model that is cornered would else put white space forever."""
 _LIMITS = {"initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 200_000, "max_grammar_size": 100_000}
 """What one grammar may cost; the fuel is about 20 ms of work each time."""
-
-
-class Vocabulary(Protocol):
-    """What a compiler asks of a tokenizer."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    def token_bytes(self, token_id: int) -> bytes: ...
-    def is_special(self, token_id: int) -> bool: ...
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
 
 def with_options(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
@@ -103,7 +94,7 @@ class GrammarCompiler:
         """Read the vocabulary now (tenths of a second), so that the first request need not wait for it."""
         with self._lock:
             if self._tokenizer is None:
-                self._tokenizer = self._read_vocabulary()
+                self._tokenizer = read_vocabulary(self._load(), self.vocab_size, self._eos_ids)
 
     def warm_beside(self) -> None:
         """The same in a thread of its own, for processes whose loop must not wait for it."""
@@ -206,7 +197,7 @@ class GrammarCompiler:
             future.set_exception(told.with_traceback(None))  # its frames hold the matcher
 
     def _compile(self, grammar: Grammar) -> llguidance.LLMatcher:
-        library = _library()
+        library = library_of_grammars()
         assert self._tokenizer is not None
         try:
             spelt = _spelt(grammar, library.LLMatcher)
@@ -217,32 +208,6 @@ class GrammarCompiler:
             if trial.is_error():
                 raise refusal(grammar, trial.get_error())
         return matcher
-
-    def _read_vocabulary(self) -> llguidance.LLTokenizer:
-        if not self._eos_ids:
-            raise RequestError("this model has no end-of-sequence token, so no grammar could end", param="grammar")
-        library, vocabulary = _library(), self._load()
-        ids = range(self.vocab_size)
-        wrapper = library.TokenizerWrapper(_Wrapped(vocabulary, ids, self._eos_ids))
-        read: llguidance.LLTokenizer = library.LLTokenizer(wrapper, n_vocab=self.vocab_size, eos_token=self._eos_ids)
-        return read
-
-
-class _Wrapped:
-    """A tokenizer in the form llguidance reads."""
-
-    bos_token_id: int | None = None
-
-    def __init__(self, vocabulary: Vocabulary, ids: Iterable[int], eos_ids: list[int]) -> None:
-        known = vocabulary.vocab_size
-        self._vocabulary = vocabulary
-        self.eos_token_id = eos_ids[0]
-        self.tokens = [vocabulary.token_bytes(i) if i < known else b"" for i in ids]
-        self.special_token_ids = [i for i in ids if i < known and vocabulary.is_special(i)]
-
-    def __call__(self, text: str | bytes) -> list[int]:
-        as_text = text if isinstance(text, str) else text.decode("utf-8")
-        return self._vocabulary.encode(as_text, add_special_tokens=False)
 
 
 def _cost_of(future: Future[_Compiled]) -> float | None:
@@ -281,18 +246,5 @@ def _spelt(grammar: Grammar, matcher: Any) -> str:
 
 
 def _limits() -> llguidance.LLParserLimits:
-    limits: llguidance.LLParserLimits = _library().LLParserLimits(**_LIMITS, verbose_errors=False)
+    limits: llguidance.LLParserLimits = library_of_grammars().LLParserLimits(**_LIMITS, verbose_errors=False)
     return limits
-
-
-def _library() -> Any:
-    try:
-        import llguidance
-    except ModuleNotFoundError as error:
-        raise RequestError(
-            "this installation cannot constrain answers: llguidance is missing",
-            param="grammar",
-            code="unsupported_parameter",
-            remedy="pip install 'ssd-ascend[structured]'",
-        ) from error
-    return llguidance
