@@ -27,8 +27,10 @@ _WRAPPING = re.compile(r"^failed to compile JSON schema: |^invalid regex .*?\(in
 _PICTURE = re.compile(r"regex parse error:\n.*\nerror: ", re.DOTALL)
 """A regular expression with marks below it, of which one line makes no picture."""
 _NOTHING = "NoExtensionBias"
-_LIMITS = re.compile(r"too many|too large|too big|too complex|limit|exceed|fuel", re.IGNORECASE)
-_PANIC = re.compile(r"panic|backtrace", re.IGNORECASE)
+_LIMITS = re.compile(
+    r"too many (expressions|items)|too big \(limit|\(limit \d|limit exceeded at|; max is \d", re.IGNORECASE
+)
+_PANIC = re.compile(r"^panic: |panicked at |stack backtrace:", re.MULTILINE)
 _SHOWN = 300
 
 
@@ -50,7 +52,7 @@ def refusal(grammar: Grammar, message: str) -> RequestError:
         )
     plain = _PICTURE.sub("regex parse error: ", reason.replace("<non-verbose/>", ""))
     shown = " ".join(plain.split())[:_SHOWN] or "unknown reason"
-    if _LIMITS.search(shown) and "Unsatisfiable" not in shown:
+    if _LIMITS.search(shown):
         return too_much(who, shown)
     return RequestError(f"{who} cannot be enforced: {shown}", param="grammar")
 
