@@ -126,18 +126,18 @@ def make_cache(
     reserved: bytes that must stay free.
     """
     numbers = num_layers * torch.Size(ctx.attention.kv_shape(1)).numel() + block_size * feature_width
-    block_bytes, memory = numbers * ctx.activation_dtype.itemsize, backend.memory(ctx.device)
+    block_bytes = numbers * ctx.activation_dtype.itemsize
     blocks = size.num_blocks or num_kv_blocks(
         block_bytes=block_bytes,
         block_size=block_size,
         max_model_len=size.max_model_len,
         max_num_seqs=size.max_num_seqs,
-        memory=memory,
+        memory=backend.memory(ctx.device),
         host_memory=backend.capabilities.host_memory,
         wanted_gb=size.gigabytes,
         reserved=reserved,
     )
-    must_fit(blocks, block_bytes=block_bytes, memory=memory)
+    must_fit(blocks, block_bytes=block_bytes, memory=backend.memory(ctx.device))
     return KVCache(
         ctx.attention,
         num_layers=num_layers,

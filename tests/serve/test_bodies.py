@@ -80,8 +80,9 @@ def test_a_large_body_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -
             return {"type": "http.request", "body": json.dumps({"prompt": prompt}).encode()}
 
         request = Request({"type": "http", "method": "POST", "headers": []}, receive)
-        state = SimpleNamespace(config=ServerConfig(), off_loop=ServerState.off_loop)
-        return await ServerState.read(cast(ServerState, state), TokenizeRequest, request)
+        return await ServerState.read(
+            cast(ServerState, SimpleNamespace(config=ServerConfig())), TokenizeRequest, request
+        )
 
     monkeypatch.setattr(serve_state, "parse", noting)
     for size in (100, 70_000):
