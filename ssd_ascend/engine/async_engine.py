@@ -215,9 +215,9 @@ class AsyncEngine:
         self._announced += total
         try:
             admitted = [admit(prompt, sampling, limits) async for prompt in breathing(prompts)]
-            async for number, prompt in breathing(list(enumerate(prompts))):
+            async for number, (prompt, own) in breathing(enumerate(zip(prompts, admitted, strict=True))):
                 self.require_ready()
-                self._submit(stream, number * sampling.n, prompt, admitted[number], continuation=continuation)
+                self._submit(stream, number * sampling.n, prompt, own, continuation=continuation)
                 self._announced -= sampling.n
                 total -= sampling.n
         except BaseException:

@@ -126,18 +126,18 @@ def make_cache(
     reserved: bytes that must stay free.
     """
     numbers = num_layers * torch.Size(ctx.attention.kv_shape(1)).numel() + block_size * feature_width
-    block_bytes = numbers * ctx.activation_dtype.itemsize
+    block_bytes, memory = numbers * ctx.activation_dtype.itemsize, backend.memory(ctx.device)
     blocks = size.num_blocks or num_kv_blocks(
         block_bytes=block_bytes,
         block_size=block_size,
         max_model_len=size.max_model_len,
         max_num_seqs=size.max_num_seqs,
-        memory=backend.memory(ctx.device),
+        memory=memory,
         host_memory=backend.capabilities.host_memory,
         wanted_gb=size.gigabytes,
         reserved=reserved,
     )
-    must_fit(blocks, block_bytes=block_bytes, memory=backend.memory(ctx.device))
+    must_fit(blocks, block_bytes=block_bytes, memory=memory)
     return KVCache(
         ctx.attention,
         num_layers=num_layers,

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -185,8 +186,9 @@ class ServerState:
         for one that is wrong."""
         config = self.config
         body = await read_body(request, max_bytes=config.max_body_bytes, timeout_s=config.read_timeout_s)
-        return parse(schema, body) if len(body) <= _LARGE_BODY else await asyncio.to_thread(parse, schema, body)
+        return await self.off_loop(len(body), partial(parse, schema, body), above=_LARGE_BODY)
 
-    async def off_loop(self, size: int, work: Callable[[], T]) -> T:
+    @staticmethod
+    async def off_loop(size: int, work: Callable[[], T], *, above: int = _THREAD_ABOVE) -> T:
         """Do `work` on `size` characters: here when it is short, in a thread when others would have to wait for it."""
-        return work() if size <= _THREAD_ABOVE else await asyncio.to_thread(work)
+        return work() if size <= above else await asyncio.to_thread(work)

@@ -23,7 +23,7 @@ from ssd_ascend.core.exit_status import how_it_ended
 from ssd_ascend.core.grammar import Grammar
 from ssd_ascend.errors import RequestError, SsdError
 from ssd_ascend.log import get_logger
-from ssd_ascend.structured.reasons import NAMES, SIMPLIFY, TOO_MUCH
+from ssd_ascend.structured.reasons import NAMES, too_much
 
 log = get_logger(__name__)
 
@@ -177,13 +177,14 @@ class GrammarChecker:
 
     def _verdict_on_death(self, grammar: Grammar, status: int) -> _Verdict:
         log.warning("a grammar was refused: the grammar checker %s", how_it_ended(status))
-        name, limits = NAMES[grammar.kind], self._limits
+        limits = self._limits
         why = f"it takes over {limits.cpu_s:g} s to compile" if -status == signal.SIGPROF else "compiling it fails"
         if -status == signal.SIGABRT:
             why = f"it takes over {limits.memory_bytes >> 20} MB to compile"
         if -status in (signal.SIGSEGV, signal.SIGBUS):
             why = "its rules or references make too long a chain"
-        return _Verdict(f"{name} {TOO_MUCH}: {why}", None, SIMPLIFY, passes_on=-status not in _BY_THE_GRAMMAR)
+        told = too_much(NAMES[grammar.kind], why)
+        return _Verdict(told.message, told.code, told.remedy, passes_on=-status not in _BY_THE_GRAMMAR)
 
     async def _ask(self, process: asyncio.subprocess.Process, grammar: Grammar) -> _Verdict:
         asked = json.dumps({"kind": grammar.kind.value, "source": grammar.source, "strict": grammar.strict})

@@ -16,7 +16,6 @@ NAMES = {
     GrammarKind.REGEX: "the regular expression",
     GrammarKind.LARK: "the grammar",
 }
-TOO_MUCH = "is too much work"
 SIMPLIFY = "make it smaller: fewer alternatives and links, shorter repeats"
 
 _PART = "// part: "
@@ -59,7 +58,7 @@ def refusal(grammar: Grammar, message: str) -> RequestError:
 
 def too_much(who: str, why: str = "") -> RequestError:
     """The refusal of a grammar that would take more time or memory than one may."""
-    return RequestError(f"{who} {TOO_MUCH}{': ' if why else ''}{why}", param="grammar", remedy=SIMPLIFY)
+    return RequestError(f"{who} is too much work{': ' if why else ''}{why}", param="grammar", remedy=SIMPLIFY)
 
 
 def _whose(grammar: Grammar, message: str) -> tuple[str, str]:

@@ -80,9 +80,8 @@ def test_a_large_body_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -
             return {"type": "http.request", "body": json.dumps({"prompt": prompt}).encode()}
 
         request = Request({"type": "http", "method": "POST", "headers": []}, receive)
-        return await ServerState.read(
-            cast(ServerState, SimpleNamespace(config=ServerConfig())), TokenizeRequest, request
-        )
+        state = SimpleNamespace(config=ServerConfig(), off_loop=ServerState.off_loop)
+        return await ServerState.read(cast(ServerState, state), TokenizeRequest, request)
 
     monkeypatch.setattr(serve_state, "parse", noting)
     for size in (100, 70_000):

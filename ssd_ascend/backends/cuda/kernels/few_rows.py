@@ -11,7 +11,7 @@ Written in Gluon, the layer of Triton in which memory and barriers have names. I
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 import triton
@@ -28,6 +28,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ssd_ascend.backends.cuda.kernels.launch import launch
+from ssd_ascend.backends.cuda.kernels.linear import Tile
 
 _REGISTERS: Final = 96
 """A thread's; without a bound the kernel takes all of a multiprocessor's, and its neighbours cannot start early."""
@@ -35,19 +36,11 @@ _KINDS: Final = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 _load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # renamed in Triton 3.9
 
 
-class Tile(NamedTuple):
-    """What is in flight: `stages` pieces, each of `columns` x `depth` weights and of `rows` x `depth` of the input."""
-
-    rows: int
-    columns: int
-    depth: int
-    stages: int
-
-
 def choose_tile(rows: int) -> Tile:
-    """Measured (docs/performance.md). 200 KB of shared memory: what a multiprocessor has in flight beats how many
-    programs it holds."""
-    return Tile(16, 64, 256, 5) if rows <= 16 else Tile(32, 64, 256, 4)
+    """Measured (docs/performance.md): `stages` pieces in flight, each of `columns` x `depth` weights and of `rows` x
+    `depth` of the input. 200 KB of shared memory: what a multiprocessor has in flight beats how many programs it holds.
+    """
+    return Tile(16, 64, 256, 5, 4) if rows <= 16 else Tile(32, 64, 256, 4, 4)
 
 
 def few_rows(
@@ -78,7 +71,7 @@ def few_rows(
         STAGES=tile.stages,
         GATED=gated,
         OVERLAP=overlap,
-        num_warps=4,
+        num_warps=tile.warps,
         maxnreg=_REGISTERS,
         launch_pdl=overlap,
     )
