@@ -11,4 +11,4 @@ def surely_ends(seq: Sequence, new_tokens: Rows[int]) -> bool:
     """True when the scheduler will surely end `seq` with these tokens; a wrong "no" costs one useless draft."""
     if len(new_tokens) >= seq.num_remaining:
         return True
-    return seq.num_output_tokens >= seq.sampling.min_tokens and not seq.stop_ids.isdisjoint(new_tokens)
+    return not seq.stop_ids.isdisjoint(new_tokens) and seq.num_output_tokens >= seq.sampling.min_tokens

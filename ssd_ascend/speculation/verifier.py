@@ -118,10 +118,25 @@ class Verifier:
         return verification
 
     def _found(self, sequences: Sequence[TokenSequence], layout: _Layout, pairs: list[list[int]]) -> Verification:
-        """The device found all: what each row emits, and what was fed there. Compare."""
-        tokens = [token for token, _ in pairs]
-        drafts = [[pairs[row][1] for row in layout.rows(i)[1:]] for i in range(len(sequences))]
-        return _assemble(sequences, layout, tokens, [token >= 0 for token in tokens], drafts, {})
+        """The device found all: what each row emits (-1: nothing), and what was fed there. A draft stands where it is
+        what the row before it emits. Nothing is launched before this is told, so it is one pass over few objects."""
+        outcomes, new_tokens, faults = list[VerificationOutcome](), list[list[int]](), dict[int, str]()
+        for seq, start, count in zip(sequences, layout.starts, layout.num_drafts, strict=True):
+            at, last = start, start + count
+            token = pairs[at][0]
+            emitted = [token]
+            while at < last and pairs[at + 1][1] == token:
+                at += 1
+                token = pairs[at][0]
+                emitted.append(token)
+            if token < 0:  # those before it are drafts, which are tokens
+                outcomes.append(_nothing_of(seq))
+                faults[seq.id] = _fault(seq, at - start)
+                emitted = []
+            else:
+                outcomes.append(VerificationOutcome(seq.id, at - start, token))
+            new_tokens.append(emitted)
+        return Verification(outcomes, new_tokens, [None] * len(sequences), faults)
 
     def _contexts(
         self, sequences: Sequence[TokenSequence], speculation: Speculation, layout: _Layout
@@ -276,10 +291,19 @@ def _assemble(
             outcomes.append(VerificationOutcome(seq.id, accepted, emitted[-1]))
         else:
             emitted = []
-            faults[seq.id] = f"target logits at position {seq.num_tokens + needed.index(False)} are not finite"
-            outcomes.append(VerificationOutcome(seq.id, 0, 0))
+            faults[seq.id] = _fault(seq, needed.index(False))
+            outcomes.append(_nothing_of(seq))
         new_tokens.append(emitted)
     return Verification(outcomes, new_tokens, [None] * len(sequences), faults)
+
+
+def _nothing_of(seq: TokenSequence) -> VerificationOutcome:
+    """Stands where a sequence had no law."""
+    return VerificationOutcome(seq.id, 0, 0)
+
+
+def _fault(seq: TokenSequence, depth: int) -> str:
+    return f"target logits at position {seq.num_tokens + depth} are not finite"
 
 
 def _attach_logprobs(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Container, Iterable, Mapping
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -21,6 +20,7 @@ from ssd_ascend.core.speculation import Source
 from ssd_ascend.core.stats import SpeculationStats
 from ssd_ascend.errors import TransportError
 from ssd_ascend.speculation.answer_check import check_answer
+from ssd_ascend.speculation.offers import Asked, Offer, Step
 from ssd_ascend.speculation.pulse import Pulse
 from ssd_ascend.speculation.recent import Recent
 from ssd_ascend.speculation.told_ahead import ToldAhead
@@ -36,26 +36,6 @@ _BUSY_FACTOR = 6.0
 """A worker that computes may be silent for so many times longer than one that does not."""
 _SLACK_S = 1e-3
 """A worker that idles for longer in every round can be told of a step a little later."""
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """Drafts for one sequence, good while it has `num_tokens` tokens. law: [K, Vd] or None."""
-
-    num_tokens: int
-    source: Source
-    tokens: list[int]
-    law: torch.Tensor | None
-    looked_up: bool
-
-
-class Asked(NamedTuple):
-    """What a request asks for a sequence: tokens it will then have, whether the cache is looked up, and whether its
-    drafts are point masses, which can be told ahead."""
-
-    num_tokens: int
-    looked_up: bool
-    foreseeable: bool = True
 
 
 class _Unanswered(NamedTuple):
@@ -96,7 +76,7 @@ class WorkerClient:
         self._ahead = ToldAhead(target_vocab=target_vocab, lookahead=lookahead)
         self._found: set[int] = set()
         """Sequences of this step whose drafts were told ahead."""
-        self._open: dict[int, Update] = {}
+        self._open: dict[int, Step] = {}
         """Outcomes of this step that nothing is known for yet, by sequence."""
         self._expected: set[int] = set()
         """Sequences whose prompts the worker may still be reading: nobody waits for their first drafts."""
@@ -137,35 +117,41 @@ class WorkerClient:
         self.post(attaches, [], {attach.seq_id: Asked(len(attach.token_ids), looked_up=False) for attach in attaches})
         self._expected.update(self.attached.intersection(attach.seq_id for attach in attaches))
 
-    def look_up(self, updates: Rows[Update]) -> bool:
+    def look_up(self, steps: Rows[Step]) -> bool:
         """Before `post`: take what was told ahead. True when the step need not wait for an answer: all outcomes were
         foreseen, and who is new gets nothing yet anyway."""
         self._found, self._open = set(), {}
-        self._drain()
-        self._found.update(self._expected.intersection(update.outcome.seq_id for update in updates))
-        self._expected -= self._found
-        self._open = {u.outcome.seq_id: u for u in updates if u.outcome.seq_id not in self._found}
+        if self._told < self._number or self._answered < self._number:
+            self._drain()
+        steps_of = {step.outcome.seq_id: step for step in steps}
+        if self._expected:
+            self._found.update(self._expected.intersection(steps_of))
+            self._expected -= self._found
+            steps_of = {seq_id: step for seq_id, step in steps_of.items() if seq_id not in self._found}
+        self._open = steps_of
         self._settle(self._found)
         return not self._open
 
     def _settle(self, found: set[int]) -> None:
         """Offers for the open outcomes that were told ahead; notes in `found` for whom there is nothing to wait."""
-        for seq_id, update in list(self._open.items()):
-            drafts = self._ahead.look_up(update.outcome, update.num_tokens_before)
-            if drafts is not None:
-                del self._open[seq_id]
-                found.add(seq_id)
-                length = update.num_tokens_before + len(update.new_tokens)
-                self._offers[seq_id] = Offer(length, Source.HIT, drafts, None, looked_up=True)
-                self.stats.lookups += 1
-                self.stats.hits += 1
-        missed = [
-            seq_id for seq_id, update in self._open.items() if self._ahead.knows(seq_id, update.num_tokens_before)
-        ]
-        if len(missed) == len(self._open) < self._ahead.worth_from:  # the answer would bring nothing
-            self._open.clear()
-            found.update(missed)
-            self.stats.lookups += len(missed)
+        missing, asked = dict[int, Step](), len(self._open)
+        for seq_id, step in self._open.items():
+            drafts = self._ahead.look_up(step.outcome, step.num_tokens_before)
+            if drafts is None:
+                missing[seq_id] = step
+                continue
+            found.add(seq_id)
+            length = step.num_tokens_before + len(step.new_tokens)
+            self._offers[seq_id] = Offer(length, Source.HIT, drafts, None, looked_up=True)
+        self._open = missing
+        self.stats.lookups += asked - len(missing)
+        self.stats.hits += asked - len(missing)
+        if len(missing) < self._ahead.worth_from and all(
+            self._ahead.knows(seq_id, step.num_tokens_before) for seq_id, step in missing.items()
+        ):  # the answer would bring nothing
+            found.update(missing)
+            self.stats.lookups += len(missing)
+            self._open = {}
 
     @property
     def has_slack(self) -> bool:

@@ -14,7 +14,8 @@ import torch
 from ssd_ascend.core.batch import Awaited
 from ssd_ascend.core.sequence import Sequence
 from ssd_ascend.core.stats import SpeculationStats
-from ssd_ascend.speculation.worker_client import Asked, Offer, WorkerClient
+from ssd_ascend.speculation.offers import Asked, Offer, Step
+from ssd_ascend.speculation.worker_client import WorkerClient
 from ssd_ascend.speculation.workers import WorkerLink
 from ssd_ascend.transport.messages import Attach, Update
 
@@ -102,11 +103,10 @@ class WorkerPool:
         for client, own in self._shared_out(attaches):
             client.expect(own)
 
-    def look_up(self, updates: Rows[Update]) -> bool:
+    def look_up(self, steps: Rows[Step]) -> bool:
         """See `WorkerClient.look_up`; each worker is asked for its own sequences."""
         settled = [
-            client.look_up([update for update in updates if update.outcome.seq_id in client.attached])
-            for client in self._ready
+            client.look_up([step for step in steps if step.outcome.seq_id in client.attached]) for client in self._ready
         ]
         return all(settled)
 

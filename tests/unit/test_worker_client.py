@@ -16,7 +16,8 @@ from ssd_ascend.core.speculation import Source, VerificationOutcome
 from ssd_ascend.core.stats import SpeculationStats
 from ssd_ascend.errors import TransportError
 from ssd_ascend.speculation import worker_client
-from ssd_ascend.speculation.worker_client import Asked, WorkerClient
+from ssd_ascend.speculation.offers import Asked
+from ssd_ascend.speculation.worker_client import WorkerClient
 from ssd_ascend.speculation.workers import Worker
 from ssd_ascend.transport.messages import (
     PROTOCOL_VERSION,

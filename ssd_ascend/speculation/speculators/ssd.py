@@ -28,12 +28,11 @@ from ssd_ascend.core.stats import SpeculationStats
 from ssd_ascend.runtime.pack import to_device
 from ssd_ascend.speculation.base import FeatureReader, NextRow, Speculator
 from ssd_ascend.speculation.draft_sampler import widen
-from ssd_ascend.speculation.ending import surely_ends
-from ssd_ascend.speculation.news import Going, attach_of, that_fit
+from ssd_ascend.speculation.news import Going, attach_of, that_fit, who_go_on
+from ssd_ascend.speculation.offers import Asked, Offer
 from ssd_ascend.speculation.recent import Recent
 from ssd_ascend.speculation.remote_link import connect_all
 from ssd_ascend.speculation.setup import TargetSide
-from ssd_ascend.speculation.worker_client import Asked, Offer
 from ssd_ascend.speculation.worker_link import is_beside_the_target, make_link
 from ssd_ascend.speculation.worker_pool import make_worker_client
 from ssd_ascend.speculation.workers import WorkerLink
@@ -212,7 +211,10 @@ class SsdSpeculator:
             self._worker.expect([attach_of(seq, []) for seq in news])
 
     def observe(self, sequences: Rows[Sequence], verification: Verification, *, read_prompts: bool) -> None:
-        """Look up and post the outcomes of every sequence that goes on."""
+        """Look up and post the outcomes of every sequence that goes on.
+
+        The device may wait for what comes before `_queue_next`, and does not for what comes after it.
+        """
         self._borrowed.clear()
         if self._began_s is not None:
             self._busy_s.add(time.monotonic() - self._began_s)
@@ -220,18 +222,15 @@ class SsdSpeculator:
         self._post_what_waits()  # a step that came without a forward
         if not self._worker.is_ready():
             return
-        everybody = [
-            Going(seq, outcome, new_tokens, seq.id in self._worker.attached)
-            for seq, outcome, new_tokens in zip(sequences, verification.outcomes, verification.new_tokens, strict=True)
-            if seq.id not in verification.faults and not surely_ends(seq, new_tokens)
-        ]
+        everybody = who_go_on(sequences, verification, self._worker.attached)
         going = that_fit([one for one in everybody if one.seq.sampling.speculation], self._token_bytes)
+        nobody_waits = self._worker.look_up([one for one in going if one.known])
+        queued = nobody_waits and len(going) == len(everybody) and self._queue_next(going)
         attaches = [one.attach() for one in going if not one.known]
         updates = [one.update() for one in going if one.known]
         asked = {one.seq.id: one.asked for one in going}
         post = partial(self._post, attaches, updates, asked, self._places(going))
-        nobody_waits = self._worker.look_up(updates)
-        if nobody_waits and len(going) == len(everybody) and self._queue_next(going):
+        if queued:
             post(self._beside or nullcontext)  # the device is at work: nothing waits for this
         elif nobody_waits and self._beside is not None and (attaches or self._worker.has_slack):
             self._later = partial(post, self._beside)
@@ -255,7 +254,7 @@ class SsdSpeculator:
         rows = []
         for one in going:
             offer = self._worker.offered(one.seq.id, one.num_tokens)
-            most = min(self._most, one.seq.num_remaining - len(one.new_tokens) - 1)
+            most = min(self._most, one.seq.max_total_tokens - one.num_tokens - 1)
             drafts = [] if offer is None or offer.law is not None else offer.tokens[:most]
             rows.append(NextRow(one.seq, one.new_tokens[-1], drafts, one.num_tokens + len(drafts)))
         with trace.span("ahead"):
