@@ -15,7 +15,7 @@ from ssd_ascend.core.batch import Awaited, ForwardBatch
 from ssd_ascend.core.plan import DecodeRow
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.core.sequence import Sequence
-from ssd_ascend.core.speculation import Speculation, Verification
+from ssd_ascend.core.speculation import Speculation, Verification, VerificationOutcome
 from ssd_ascend.core.stats import SpeculationStats
 from ssd_ascend.runtime.pack import index_on
 
@@ -82,6 +82,16 @@ class Speculator(Protocol):
         ...
 
 
+class Kept(NamedTuple):
+    """Of a branch: tokens up to its guess, that one included, the guess, its drafts, and what else might have followed
+    in each draft's place, equally many for each, one draft's after the other's."""
+
+    num_tokens: int
+    guess: int
+    drafts: list[int]
+    others: list[int]
+
+
 @dataclass(slots=True, eq=False)
 class DraftSequence:
     """One sequence as a drafter sees it: the committed tokens, and what the drafter has computed for them.
@@ -104,9 +114,8 @@ class DraftSequence:
     block_table: list[int] = field(default_factory=list)
     num_entries: int = 0
     """Entries of committed tokens in the drafter's cache."""
-    others: dict[tuple[int, ...], Rows[Rows[int]]] = field(default_factory=dict)
-    """Of each branch that was drafted last (tokens up to its guess, the guess, its drafts): what else might have
-    followed in each draft's place."""
+    others: list[Kept] = field(default_factory=list)
+    """Of each branch that was drafted last, where that is kept."""
     drafted: Callable[[], Rows[int]] | None = None
     """Tokens of the entries that follow, from the last drafting; valid as far as they were accepted. A call, as they
     may still be on their way from the device."""
@@ -123,6 +132,15 @@ class DraftSequence:
         """Positions below this one have features that are known here, or were digested."""
         held = self.features if self.feature_slots is None else self.feature_slots
         return self.features_start + (0 if held is None else int(held.shape[0]))
+
+    def grow(self, tokens: Rows[int], features: torch.Tensor | None, slots: np.ndarray | None) -> None:
+        """Tokens that the target has put, and their features or where these are, as far as the drafter wants them."""
+        self.token_ids += tokens
+        if features is not None:
+            self.features = features if self.features is None else torch.cat((self.features, features))
+        if slots is not None:
+            held = [] if self.feature_slots is None else [self.feature_slots]
+            self.feature_slots = np.concatenate([*held, slots])
 
     def drop_features(self, end: int) -> None:
         """Forget the features of positions below `end`."""
@@ -201,12 +219,12 @@ class Branch(NamedTuple):
 
 
 class Foresight(NamedTuple):
-    """What a drafter has ready for the outcomes it foresees: guesses[i] is the token of branches[i], row i of `chain`
-    what to answer when it comes true."""
+    """What a drafter has ready, all of it greedy: drafts[i] for when outcomes[i] comes true; hidden: [R, K, H] of these
+    drafts as in `Chain`, or None."""
 
-    branches: list[Branch]
-    guesses: list[int]
-    chain: Chain
+    outcomes: list[VerificationOutcome]
+    drafts: list[list[int]]
+    hidden: torch.Tensor | None
 
 
 class BranchChoice(Protocol):
@@ -239,10 +257,12 @@ class ForeseeingDrafter(Protocol):
         choice: BranchChoice,
         *,
         hurry: bool,
+        meanwhile: Callable[[], None],
     ) -> Foresight | None:
         """`glue`, the guesses that `choice` says, and `branch` k deep; None where this round must go step by step.
 
         hurry: the target waits for this, so that a branch may be a draft shorter where that saves a forward.
+        meanwhile: called while the device works, where there is one that does.
         """
         ...
 

@@ -20,28 +20,46 @@ _KEY_BYTES = 24
 """Of the outcome that an entry is filed under."""
 
 
+class Carried(NamedTuple):
+    """What goes with drafts, row by row: see `Chain`. Nothing, for the likeliest tokens of a model."""
+
+    law: torch.Tensor | None = None
+    has_law: Rows[bool] = ()
+    hidden: torch.Tensor | None = None
+
+    @staticmethod
+    def by(chain: Chain) -> Carried:
+        """What a chain's drafts carry."""
+        return Carried(chain.law, chain.has_law, chain.hidden)
+
+
 class CachedSpeculation(NamedTuple):
     """Row `row` of what was drafted together. Most are never asked for: law and features are cut out when they are."""
 
     tokens: list[int]
-    chain: Chain
+    carried: Carried
     row: int
 
     @property
     def has_law(self) -> bool:
         """Whether the drafts were drawn, rather than the likeliest."""
-        return self.chain.law is not None and self.chain.has_law[self.row]
+        return self.carried.law is not None and self.carried.has_law[self.row]
 
     @property
     def law(self) -> torch.Tensor | None:
         """[K, Vd] what the drafts were drawn from, or None for a point mass."""
-        law = self.chain.law
+        law = self.carried.law
         return law[self.row, : len(self.tokens)] if law is not None and self.has_law else None
 
     @property
     def hidden(self) -> torch.Tensor | None:
         """[K, H], see `Chain.hidden`, or None."""
-        return None if self.chain.hidden is None else self.chain.hidden[self.row, : len(self.tokens)]
+        return None if self.carried.hidden is None else self.carried.hidden[self.row, : len(self.tokens)]
+
+
+def drafts_of(chain: Chain) -> list[list[int]]:
+    """The tokens of each row, which waits for the device."""
+    return [row[:count] for row, count in zip(chain.tokens.tolist(), chain.num_tokens, strict=True)]
 
 
 class SpeculationCache:
@@ -76,19 +94,18 @@ class SpeculationCache:
                 count += 1
         return rank, count
 
-    def fill(self, outcomes: Rows[VerificationOutcome], chain: Chain) -> None:
-        """Row i of `chain` is what to answer when outcomes[i] comes true. Earlier entries of their sequences go."""
+    def fill(self, outcomes: Rows[VerificationOutcome], drafts: Rows[list[int]], carried: Carried) -> None:
+        """drafts[i] is what to answer when outcomes[i] comes true, with row i of `carried`. Earlier entries of their
+        sequences go."""
         self.drop({outcome.seq_id for outcome in outcomes})
-        tokens = chain.tokens.tolist()
-        per_draft, per_law = 8 + _row_bytes(chain.hidden), _row_bytes(chain.law)
-        for i, outcome in enumerate(outcomes):
-            count, own = chain.num_tokens[i], self._of_sequence.setdefault(outcome.seq_id, {})
-            key = outcome.num_accepted, outcome.recovery_token
-            if count == 0 or key in own:
+        per_draft, per_law = 8 + _row_bytes(carried.hidden), _row_bytes(carried.law)
+        for row, ((seq_id, accepted, token), tokens) in enumerate(zip(outcomes, drafts, strict=True)):
+            own, key = self._of_sequence.setdefault(seq_id, {}), (accepted, token)
+            if not tokens or key in own:
                 continue
-            own[key] = CachedSpeculation(tokens[i][:count], chain, i)
-            held = count * (per_draft + (per_law if chain.has_law[i] else 0)) + _KEY_BYTES
-            self._bytes_of[outcome.seq_id] = self._bytes_of.get(outcome.seq_id, 0) + held
+            own[key] = entry = CachedSpeculation(tokens, carried, row)
+            held = len(tokens) * (per_draft + (per_law if entry.has_law else 0)) + _KEY_BYTES
+            self._bytes_of[seq_id] = self._bytes_of.get(seq_id, 0) + held
             self.num_bytes += held
 
     def drop(self, seq_ids: Iterable[int]) -> None:

@@ -10,36 +10,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from typing import NamedTuple
+from functools import partial
 
-import numpy as np
 import torch
 
 from ssd_ascend import trace
 from ssd_ascend.core.speculation import Source, VerificationOutcome
 from ssd_ascend.errors import TransportError
-from ssd_ascend.speculation.base import Branch, Chain, Drafter, DraftSequence, ForeseeingDrafter, Foresight
+from ssd_ascend.speculation.base import Drafter, DraftSequence, ForeseeingDrafter, Foresight
 from ssd_ascend.speculation.branch_budget import BranchBudget
 from ssd_ascend.speculation.branch_depth import BranchDepth, FixedDepth
-from ssd_ascend.speculation.cache import CachedSpeculation, SpeculationCache
+from ssd_ascend.speculation.cache import CachedSpeculation, Carried, SpeculationCache, drafts_of
 from ssd_ascend.speculation.fallback import FallbackPolicy
 from ssd_ascend.speculation.fan_out import FanOut, FixedFanOut
 from ssd_ascend.speculation.guesser import Guesser
-from ssd_ascend.speculation.outcome_odds import OutcomeOdds
+from ssd_ascend.speculation.outcome_odds import Judged, OutcomeOdds
 from ssd_ascend.speculation.pace import Pace
 from ssd_ascend.speculation.replies import DECLINED, Reply, pack, replies_of
-from ssd_ascend.speculation.told_ahead import entries_of
+from ssd_ascend.speculation.told_ahead import foreseen_of
 from ssd_ascend.transport.base import Transport
-from ssd_ascend.transport.messages import Answer, Attach, Foreseen, Message, Request, Shutdown, Update, WorkerStats
-
-
-class _Judged(NamedTuple):
-    """An outcome: drafts accepted, of how many, and which of the guesses for that depth it was (None: of none)."""
-
-    num_accepted: int
-    num_drafted: int
-    rank: int | None
-    num_guesses: int
+from ssd_ascend.transport.messages import Attach, Message, Request, Shutdown, Update, WorkerStats
 
 
 class DraftWorker:
@@ -75,7 +65,7 @@ class DraftWorker:
             if isinstance(fan_out, FixedFanOut)
             else None
         )
-        self._judged: list[_Judged] = []
+        self._judged: list[Judged] = []
         """Outcomes of this round, to be learnt from when nobody waits."""
         self._told: set[int] = set()
         """Sequences whose guesses the target has."""
@@ -94,8 +84,12 @@ class DraftWorker:
         self._cached_drafts = 0
         self._used_drafts = 0
         self._idle_s = 0.0
+        self._unsent: Callable[[], None] | None = None
+        """Sends the answer, as long as that has not gone out."""
         self._answered_s: float | None = None
         """When the last answer went out, until the next request is there."""
+        self._is_late = False
+        """Whether this request was there before the round before it was over."""
 
     # -- loops -------------------------------------------------------------------------------------------------------
 
@@ -141,6 +135,7 @@ class DraftWorker:
 
     def _take(self, timeout_s: float | None) -> Message | None:
         message, self._next = self._next, None
+        self._is_late = message is not None
         return self._receive(timeout_s) if message is None else message
 
     def _receive(self, timeout_s: float | None) -> Message | None:
@@ -163,19 +158,36 @@ class DraftWorker:
         if self.request_waits():  # the target has moved on; only its latest outcomes are worth an answer
             self._cache.drop([seq.id for seq, _ in wanted])  # what was foreseen is of a step that is over
             self._told, self._is_usual = set(), False
-            self._transport.send(self._pack(message.number, [], []))
+            self._send(message.number, [], [], self._stats())
             return
+        seqs = [seq for seq, _ in wanted]
         with trace.span("worker.answer"):
             replies = self._answer(wanted)
-            self._transport.send(self._pack(message.number, [seq for seq, _ in wanted], replies))
-        self._offered.update({seq.id: len(reply.tokens) for (seq, _), reply in zip(wanted, replies, strict=True)})
-        self._answered_s = time.perf_counter()
+        self._offered.update({seq.id: len(reply.tokens) for seq, reply in zip(seqs, replies, strict=True)})
+        self._unsent = partial(self._send, message.number, seqs, replies, self._stats())
+        if not (self._is_late and all(reply.source is Source.HIT and reply.law is None for reply in replies)):
+            self._send_answer()  # else the target will wait for this round too: its device first
         with trace.span("worker.foresee"):
-            self._foresee([seq for seq, _ in wanted], replies)
+            self._foresee(seqs, replies)
+        self._beside_device()
         if not self.request_waits():  # else its answer says as much, and comes sooner without this
-            self._tell_ahead(message.number, [seq for seq, _ in wanted])
-        self._learn()
+            self._tell_ahead(message.number, seqs)
         self._worked_s = time.perf_counter() - self._began_s
+
+    def _beside_device(self) -> None:
+        """What can wait until the device works on the round."""
+        self._send_answer()
+        self._learn()
+
+    def _send_answer(self) -> None:
+        unsent, self._unsent = self._unsent, None
+        if unsent is not None:
+            unsent()
+            self._answered_s = time.perf_counter()
+
+    def _send(self, number: int, seqs: Rows[DraftSequence], replies: Rows[Reply], stats: WorkerStats) -> None:
+        with trace.span("worker.send"):
+            self._transport.send(pack(number, seqs, replies, width=self._lookahead, stats=stats))
 
     def _clock_round(self) -> None:
         """The round before lasted until now."""
@@ -186,25 +198,12 @@ class DraftWorker:
 
     def _tell_ahead(self, number: int, seqs: Rows[DraftSequence]) -> None:
         """Give the target what it may look up itself."""
-        width, told, counts, entries = self._lookahead, list[DraftSequence](), list[int](), list[int]()
-        for seq in seqs:
-            known = self._cache.of_sequence(seq.id)
-            if known and next(iter(known.values())).has_law:  # drawn, as all of its sequence are
-                continue
-            told.append(seq)
-            counts.append(len(known))
-            entries += entries_of(known, width)
-        if not entries:
-            return
-        worth_from = self._fallback.worth_from(num_rows=len(seqs), lookahead=width, whole=self._drafts_whole)
-        self._transport.send(
-            Foreseen(
-                number=number, lookahead=width, seq_ids=[seq.id for seq in told],
-                num_tokens=[seq.num_tokens for seq in told], counts=counts, entries=entries, worth_from=worth_from,
-                stats=self._stats(),
-            )
-        )  # fmt: skip
-        self._told, self._worth_from = {seq.id for seq in told}, worth_from
+        worth_from = self._fallback.worth_from(num_rows=len(seqs), lookahead=self._lookahead, whole=self._drafts_whole)
+        known = [(seq.id, seq.num_tokens, self._cache.of_sequence(seq.id)) for seq in seqs]
+        foreseen = foreseen_of(number, self._lookahead, known, worth_from=worth_from, stats=self._stats())
+        if foreseen is not None:
+            self._transport.send(foreseen)
+            self._told, self._worth_from = set(foreseen.seq_ids), worth_from
 
     # -- a round -----------------------------------------------------------------------------------------------------
 
@@ -234,23 +233,19 @@ class DraftWorker:
             raise TransportError(
                 f"update of sequence {update.outcome.seq_id} after {update.num_tokens_before} tokens, but here: {known}"
             )
-        seq.token_ids += update.new_tokens
-        if update.features is not None:
-            seq.features = update.features if seq.features is None else torch.cat((seq.features, update.features))
-        if update.slots is not None:
-            held = [] if seq.feature_slots is None else [seq.feature_slots]
-            seq.feature_slots = np.concatenate([*held, update.slots.flatten().numpy()])
+        slots = None if update.slots is None else update.slots.flatten().numpy()
+        seq.grow(update.new_tokens, update.features, slots)
         accepted, num_drafted = update.outcome.num_accepted, self._offered.pop(seq.id, 0)
         self._fan_out.learn(seq.id, accepted)
         self._fallback.saw_outcome(num_drafted, accepted)
         rank, num_guesses = self._cache.rank_of(update.outcome)
-        self._judged.append(_Judged(accepted, num_drafted, rank, num_guesses))
+        self._judged.append(Judged(accepted, num_drafted, rank, num_guesses))
         return seq
 
     def _learn(self) -> None:
         """Which guesses came true."""
-        for accepted, num_drafted, rank, num_guesses in self._judged:
-            self._odds.saw(num_accepted=accepted, num_drafted=num_drafted, rank=rank, num_guesses=num_guesses)
+        for judged in self._judged:
+            self._odds.saw(judged)
         self._judged.clear()
 
     def _release(self, seq_ids: Rows[int]) -> None:
@@ -320,14 +315,17 @@ class DraftWorker:
             return
         foreseen = self._foresee_at_once(seqs, sent, hidden)
         if foreseen is not None:
-            self._remember(foreseen.branches, foreseen.guesses, foreseen.chain)
+            self._remember(foreseen.outcomes, foreseen.drafts, Carried(hidden=foreseen.hidden))
             return
         started = time.perf_counter()
         glue = self._drafter.glue(seqs, sent, hidden)
         guesses = self._fan_out.choose(seqs, sent, glue)
         if self._budget is not None:
             guesses = self._budget.cut(guesses, len(seqs))
-        guessed = guesses.tokens.tolist()
+        outcomes = [
+            VerificationOutcome(branch.seq.id, branch.depth, token)
+            for branch, token in zip(guesses.branches, guesses.tokens.tolist(), strict=True)
+        ]
         glued = time.perf_counter()
         self._depth.saw_glue(glued - started)
         if not guesses.branches:
@@ -336,7 +334,7 @@ class DraftWorker:
         sent_by_branch = [sent_of[branch.seq.id] for branch in guesses.branches]
         depth = self._depth.depth()
         chain = self._drafter.branch(guesses.branches, guesses.tokens, glue, sent_by_branch, depth, self._must_hurry)
-        self._remember(guesses.branches, guessed, chain)
+        self._remember(outcomes, drafts_of(chain), Carried.by(chain))
         if steps := max(chain.num_tokens):
             self._depth.saw_branches(steps, time.perf_counter() - glued)
             if self._budget is not None:
@@ -353,20 +351,16 @@ class DraftWorker:
             or not isinstance(self._depth, FixedDepth)
         ):
             return None
-        return self._at_once.foresee(seqs, sent, hidden, self._depth.depth(), self._guesser, hurry=self._pace.hurries)
+        return self._at_once.foresee(
+            seqs, sent, hidden, self._depth.depth(), self._guesser,
+            hurry=self._pace.hurries, meanwhile=self._beside_device,
+        )  # fmt: skip
 
-    def _remember(self, branches: Rows[Branch], guessed: Rows[int], chain: Chain) -> None:
-        outcomes = [
-            VerificationOutcome(branch.seq.id, branch.depth, token)
-            for branch, token in zip(branches, guessed, strict=True)
-        ]
-        self._cache.fill(outcomes, chain)
-        self._cached_drafts += sum(chain.num_tokens)
+    def _remember(self, outcomes: Rows[VerificationOutcome], drafts: Rows[list[int]], carried: Carried) -> None:
+        self._cache.fill(outcomes, drafts, carried)
+        self._cached_drafts += sum(map(len, drafts))
 
     # -- the answer ----------------------------------------------------------------------------------------------------
-
-    def _pack(self, number: int, seqs: Rows[DraftSequence], replies: Rows[Reply]) -> Answer:
-        return pack(number, seqs, replies, width=self._lookahead, stats=self._stats())
 
     def _stats(self) -> WorkerStats:
         return WorkerStats(

@@ -7,6 +7,7 @@ draft worker what became of its guesses; asked by `guesser.py` for the likeliest
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
+from typing import NamedTuple
 
 _PRIOR = 16.0
 """Made-up observations that a count begins with: until there is evidence, guesses go as they went in other texts."""
@@ -16,6 +17,16 @@ _MEMORY = 4096.0
 """Observations of one kind after which all of them count half, so that a new kind of text is learnt."""
 Pick = tuple[int, int]
 """(accepted drafts, rank of the token guessed after them)."""
+
+
+class Judged(NamedTuple):
+    """An outcome: drafts accepted, of how many, and which of the guesses for that depth it was (None: of none), of how
+    many."""
+
+    num_accepted: int
+    num_drafted: int
+    rank: int | None
+    num_guesses: int
 
 
 class _Share:
@@ -50,8 +61,9 @@ class OutcomeOdds:
 
     # -- what is learnt ----------------------------------------------------------------------------------------------
 
-    def saw(self, *, num_accepted: int, num_drafted: int, rank: int | None, num_guesses: int) -> None:
-        """An outcome. rank: which of its depth's `num_guesses` guesses came true, None when none did."""
+    def saw(self, judged: Judged) -> None:
+        """An outcome."""
+        num_accepted, num_drafted, rank, num_guesses = judged
         for depth in range(min(num_accepted + 1, num_drafted)):
             self._stands[depth].saw(so=depth < num_accepted)
         shares = self._after_all if num_accepted >= num_drafted else self._after_rejection

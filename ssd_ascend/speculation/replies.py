@@ -10,7 +10,7 @@ import torch
 
 from ssd_ascend.core.speculation import Source
 from ssd_ascend.speculation.base import Chain, DraftSequence
-from ssd_ascend.speculation.cache import CachedSpeculation
+from ssd_ascend.speculation.cache import CachedSpeculation, Carried, drafts_of
 from ssd_ascend.transport.messages import Answer, WorkerStats
 
 
@@ -34,10 +34,10 @@ DECLINED: Final = Reply(Source.DECLINED, [])
 
 def replies_of(chain: Chain) -> list[Reply]:
     """The rows of an on-demand chain."""
-    tokens = chain.tokens.tolist()
+    carried = Carried.by(chain)
     return [
-        Reply.of(CachedSpeculation(tokens[row][:count], chain, row), Source.MISS) if count else DECLINED
-        for row, count in enumerate(chain.num_tokens)
+        Reply.of(CachedSpeculation(tokens, carried, row), Source.MISS) if tokens else DECLINED
+        for row, tokens in enumerate(drafts_of(chain))
     ]
 
 

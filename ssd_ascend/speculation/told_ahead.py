@@ -1,27 +1,50 @@
 """The target's copy of what its worker has foreseen: outcome -> drafts, so that a hit costs no message at all.
 
 Both sides look the same outcome up in the same round's guesses: what is found here, the worker finds too, and drafts on
-from there. Filled and asked by `worker_client.py`; `entries_of` is the worker's half.
+from there. Filled and asked by `worker_client.py`; `foreseen_of` is the worker's half.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
+from collections.abc import Sequence as Rows
+from itertools import chain
 from typing import NamedTuple
 
 from ssd_ascend.core.speculation import VerificationOutcome
 from ssd_ascend.errors import TransportError
 from ssd_ascend.speculation.cache import CachedSpeculation
-from ssd_ascend.transport.messages import Foreseen
+from ssd_ascend.transport.messages import Foreseen, WorkerStats
 
 _ACCEPTED, _RECOVERY, _COUNT, _DRAFTS = range(4)
 """Places in an entry of `Foreseen`."""
 
 
-def entries_of(known: Mapping[tuple[int, int], CachedSpeculation], lookahead: int) -> list[int]:
-    """What is ready for the outcomes (accepted drafts, recovery token) of one sequence, as `Foreseen` carries it."""
+Prepared = Mapping[tuple[int, int], CachedSpeculation]
+"""Of one sequence, by accepted drafts and recovery token."""
+
+
+def foreseen_of(
+    number: int, lookahead: int, sequences: Rows[tuple[int, int, Prepared]], *, worth_from: int, stats: WorkerStats
+) -> Foreseen | None:
+    """What can be told of the sequences (id, tokens, what is prepared): all but the drawn ones. None of nothing."""
+    told = [
+        (seq_id, num_tokens, prepared)
+        for seq_id, num_tokens, prepared in sequences
+        if not prepared or not next(iter(prepared.values())).has_law  # drawn, as all of its sequence are
+    ]
+    entries = list(chain.from_iterable(_entries(prepared, lookahead) for _, _, prepared in told))
+    if not entries:
+        return None
+    return Foreseen(
+        number=number, lookahead=lookahead, seq_ids=[each[0] for each in told], num_tokens=[each[1] for each in told],
+        counts=[len(each[2]) for each in told], entries=entries, worth_from=worth_from, stats=stats,
+    )  # fmt: skip
+
+
+def _entries(prepared: Prepared, lookahead: int) -> list[int]:
     entries: list[int] = []
-    for outcome, (tokens, _, _) in known.items():
+    for outcome, (tokens, _, _) in prepared.items():
         entries += outcome
         entries.append(len(tokens))
         entries += tokens

@@ -184,13 +184,13 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     counts = {"ahead": 0, "late": 0}
     own = PagedDrafter.foresee
 
-    def foresee(self: PagedDrafter, seqs: Any, sent: Any, *args: Any, hurry: bool) -> Any:
+    def foresee(self: PagedDrafter, seqs: Any, sent: Any, *args: Any, hurry: bool, meanwhile: Any) -> Any:
         others = [seq.others for seq in seqs]
-        plain = own(self, seqs, sent, *args, hurry=False)
+        plain = own(self, seqs, sent, *args, hurry=False, meanwhile=lambda: None)
         for seq, kept in zip(seqs, others, strict=True):
             seq.others = kept
         before = counts["ahead"]
-        ahead = own(self, seqs, sent, *args, hurry=True)
+        ahead = own(self, seqs, sent, *args, hurry=True, meanwhile=meanwhile)
         if plain is not None and counts["ahead"] > before:
             drafts = [_by_outcome(foresight) for foresight in (plain, ahead)]
             depth_of = {seq.id: len(tokens) for seq, tokens in zip(seqs, sent, strict=True)}
@@ -217,13 +217,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 def _by_outcome(foresight: Foresight) -> dict[tuple[int, int, int], list[int]]:
     """The drafts for every outcome: sequence, accepted drafts, token."""
-    chain = foresight.chain
-    return {
-        (branch.seq.id, branch.depth, guess): tokens[:count]
-        for branch, guess, tokens, count in zip(
-            foresight.branches, foresight.guesses, chain.tokens.tolist(), chain.num_tokens, strict=True
-        )
-    }
+    return dict(zip(foresight.outcomes, foresight.drafts, strict=True))
 
 
 @pytest.mark.skipif(DEVICE == "npu", reason="it has no tree masks")

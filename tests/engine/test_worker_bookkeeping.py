@@ -66,14 +66,14 @@ def test_a_waiting_request_cuts_branches_but_no_chain(
 
     monkeypatch.setattr(PagedDrafter, "branch", branch)
     by_source: dict[Source, set[int]] = {}
-    pack = worker._pack
+    send = worker._send
 
-    def packing(number: int, seqs: Any, replies: Any) -> Answer:
+    def sending(number: int, seqs: Any, replies: Any, stats: Any) -> None:
         for reply in replies:
             by_source.setdefault(reply.source, set()).add(len(reply.tokens))
-        return pack(number, seqs, replies)
+        send(number, seqs, replies, stats)
 
-    monkeypatch.setattr(worker, "_pack", packing)
+    monkeypatch.setattr(worker, "_send", sending)
     prompts = prompts_of([9, 17, 3])
     result = drive(engine, prompts, greedy(40))
     engine.close()
@@ -123,6 +123,39 @@ class Bench:
             self.foreseen.append(message)
         assert isinstance(message, Answer)
         return message
+
+
+@pytest.mark.parametrize("foreseen", [True, False])
+def test_a_late_worker_answers_a_hit_once_its_device_is_at_work(
+    monkeypatch: pytest.MonkeyPatch, *, foreseen: bool
+) -> None:
+    """The target that waits for this answer will wait for the round behind it as well. Who was not foreseen is answered
+    first, as is everybody whose request did not have to wait."""
+    bench, events, waiting = Bench(), list[str](), [(2, 3, 4, 5) if foreseen else (2, 9)]
+    own, send = NgramDrafter.foresee, bench.worker._transport.send
+
+    def foresee(self: NgramDrafter, *args: Any, meanwhile: Any, **given: Any) -> Any:
+        events.append("round")
+        meanwhile()
+        if waiting and len(bench.text) > len(TEXT):
+            bench.update(*waiting.pop())
+        return own(self, *args, meanwhile=meanwhile, **given)
+
+    def sending(message: Any) -> None:
+        events.append(type(message).__name__)
+        send(message)
+
+    monkeypatch.setattr(NgramDrafter, "foresee", foresee)
+    monkeypatch.setattr(bench.worker._transport, "send", sending)
+    bench.attach()
+    bench.update(1)
+    bench.worker.pump()
+    late = ["round", "Answer"] if foreseen else ["Answer", "round"]
+    told = ["Foreseen"] * foreseen
+    assert events == ["Answer", "round", "Foreseen", "Answer", "round", *late, *told]
+    answers = [message for message in iter(lambda: bench.line.recv(0.0), None) if isinstance(message, Answer)]
+    assert [answer.number for answer in answers] == [2, 3]
+    assert answers[-1].sources == [Source.HIT if foreseen else Source.DECLINED]
 
 
 def test_the_foreseen_outcome_is_a_hit_and_another_is_not() -> None:

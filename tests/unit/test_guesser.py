@@ -10,7 +10,7 @@ from ssd_ascend.speculation.drafters.captured_ahead import narrowed, widths_ahea
 from ssd_ascend.speculation.drafters.captured_forks import widths_of
 from ssd_ascend.speculation.fan_out import FixedFanOut
 from ssd_ascend.speculation.guesser import Guesser
-from ssd_ascend.speculation.outcome_odds import OutcomeOdds
+from ssd_ascend.speculation.outcome_odds import Judged, OutcomeOdds
 
 K = 4
 COUNTS = FixedFanOut((3,) * (K + 1)).counts
@@ -27,7 +27,7 @@ def learnt(*, stands: float, second: float, rounds: int = 3000) -> OutcomeOdds:
             rank = 0 if draw.random() < stands else 1 if draw.random() < second else None
         else:
             rank = 0 if draw.random() < second else None
-        odds.saw(num_accepted=accepted, num_drafted=K, rank=rank, num_guesses=3)
+        odds.saw(Judged(accepted, K, rank, 3))
     return odds
 
 
@@ -58,7 +58,7 @@ def test_all_that_is_asked_for_is_prepared_where_there_is_room() -> None:
 def test_a_kind_of_text_that_changed_is_learnt_anew() -> None:
     odds = learnt(stands=0.9, second=0.9, rounds=20000)
     for _ in range(6000):
-        odds.saw(num_accepted=0, num_drafted=K, rank=None, num_guesses=3)
+        odds.saw(Judged(0, K, None, 3))
     assert odds.reach(1)[1] < 0.4
 
 

@@ -94,9 +94,10 @@ def test_a_round_at_once_foresees_what_its_steps_do(text: list[int], drafts: lis
     steps = fan_out.choose([seq], [drafts], glue)
     chain = drafter.branch(steps.branches, steps.tokens, glue, [drafts] * len(steps.branches), 3, lambda: False)
     guesser = Guesser(fan_out.counts, OutcomeOdds(lookahead), lookahead, by_clock=False)
-    at_once = drafter.foresee([seq], [drafts], [None], 3, guesser)
+    at_once = drafter.foresee([seq], [drafts], [None], 3, guesser, meanwhile=lambda: None)
     expected = outcomes(steps.branches, steps.tokens.tolist(), chain)
-    assert outcomes(at_once.branches, at_once.guesses, at_once.chain) == expected
+    found = zip(at_once.outcomes, at_once.drafts, strict=True)
+    assert {outcome[1:]: tokens for outcome, tokens in found if tokens} == expected
 
 
 def outcomes(branches: list[Branch], guesses: list[int], chain: Chain) -> dict[tuple[int, int], list[int]]:

@@ -6,7 +6,7 @@ import torch
 
 from ssd_ascend.core.speculation import VerificationOutcome
 from ssd_ascend.speculation.base import Chain
-from ssd_ascend.speculation.cache import SpeculationCache
+from ssd_ascend.speculation.cache import Carried, SpeculationCache, drafts_of
 
 VOCAB, WIDTH, DEPTH = 5, 6, 3
 
@@ -22,6 +22,10 @@ def chain(rows: int, *, first: int = 0, law: bool = True, hidden: bool = True) -
     )
 
 
+def fill(cache: SpeculationCache, filed: list[VerificationOutcome], made: Chain) -> None:
+    cache.fill(filed, drafts_of(made), Carried.by(made))
+
+
 def outcomes(seq_id: int, rows: int) -> list[VerificationOutcome]:
     return [VerificationOutcome(seq_id, row % 2, row) for row in range(rows)]
 
@@ -30,7 +34,7 @@ def test_a_hit_returns_its_own_row() -> None:
     cache, made = SpeculationCache(), chain(3)
     made.num_tokens[1] = 2
     made.has_law[2] = False
-    cache.fill(outcomes(4, 3), made)
+    fill(cache, outcomes(4, 3), made)
     assert len(cache) == 3
     first, second, third = (cache.look_up(outcome) for outcome in outcomes(4, 3))
     assert first is not None
@@ -51,8 +55,8 @@ def test_a_hit_returns_its_own_row() -> None:
 
 def test_a_new_generation_replaces_the_old_one_of_its_sequence_alone() -> None:
     cache = SpeculationCache()
-    cache.fill(outcomes(1, 4) + outcomes(2, 4), chain(8))
-    cache.fill(outcomes(1, 2), chain(2, first=100))
+    fill(cache, outcomes(1, 4) + outcomes(2, 4), chain(8))
+    fill(cache, outcomes(1, 2), chain(2, first=100))
     assert len(cache) == 6
     entry = cache.look_up(VerificationOutcome(1, 0, 0))
     assert entry is not None
@@ -64,7 +68,7 @@ def test_a_new_generation_replaces_the_old_one_of_its_sequence_alone() -> None:
 def test_a_guess_made_twice_keeps_the_first_and_one_without_tokens_is_none() -> None:
     cache, made = SpeculationCache(), chain(3)
     made.num_tokens[2] = 0
-    cache.fill([VerificationOutcome(1, 0, 7), VerificationOutcome(1, 0, 7), VerificationOutcome(1, 1, 7)], made)
+    fill(cache, [VerificationOutcome(1, 0, 7), VerificationOutcome(1, 0, 7), VerificationOutcome(1, 1, 7)], made)
     assert len(cache) == 1
     entry = cache.look_up(VerificationOutcome(1, 0, 7))
     assert entry is not None
@@ -75,11 +79,11 @@ def test_a_guess_made_twice_keeps_the_first_and_one_without_tokens_is_none() -> 
 
 def test_bytes_are_those_of_what_is_held_and_dropping_returns_to_nothing() -> None:
     cache = SpeculationCache()
-    cache.fill(outcomes(1, WIDTH), chain(WIDTH))
+    fill(cache, outcomes(1, WIDTH), chain(WIDTH))
     one = cache.num_bytes
     assert one == WIDTH * (DEPTH * VOCAB * 4 + DEPTH * 4 * 4 + 8 * (DEPTH + 3))
     for seq_id in range(1, 50):
-        cache.fill(outcomes(seq_id, WIDTH), chain(WIDTH))
+        fill(cache, outcomes(seq_id, WIDTH), chain(WIDTH))
         cache.drop([seq_id - 1])
     assert (len(cache), cache.num_bytes) == (WIDTH, one)
     cache.drop(range(60))

@@ -15,15 +15,13 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from ssd_ascend.backends.base import Graph, GraphCapture
 from ssd_ascend.core.attention import AttentionMetadata
 from ssd_ascend.core.batch import ForwardBatch, Mode
 from ssd_ascend.kv.blocks import BlockManager
-from ssd_ascend.runtime.pack import Field, Pack, write
-from ssd_ascend.runtime.static import write_tables
+from ssd_ascend.speculation.drafters.ahead_numbers import Numbers, Shape
 from ssd_ascend.speculation.drafters.feed import DraftParts, Fork
 
 Ranker = Callable[[torch.Tensor, int], torch.Tensor]
@@ -44,72 +42,33 @@ class Beside(NamedTuple):
     kept: int
 
 
-class Guess(NamedTuple):
-    """One branch of an ahead round: its place in the graph, and the outcome (accepted drafts, token after them).
+class Early(NamedTuple):
+    """Of each early branch its depth, ascending, and the place of its guess in `Kept.others`."""
 
-    token: None for the last depth (`late`), where the graph itself chooses, and for a place that is left empty."""
+    depths: tuple[int, ...]
+    places: tuple[int, ...]
 
-    place: int
-    depth: int
-    token: int | None
-    late: bool = False
+    @staticmethod
+    def of(counts: Rows[int], kept: int) -> Early:
+        """counts: guesses for each depth, the last one included; kept: see `Beside`."""
+        picks = [(depth, rank) for depth, count in enumerate(counts[:-1]) for rank in range(count)]
+        return Early(tuple(depth for depth, _ in picks), tuple(depth * kept + rank for depth, rank in picks))
 
-
-class Found(NamedTuple):
-    """What a round gives for a guess: its token, the drafts after it, and what was kept beside each of them."""
-
-    token: int
-    drafts: list[int]
-    others: list[int]
-
-
-class _Shape(NamedTuple):
-    """rows: sequences; steps: K; early, late: branches of the depths before the last, and of the last; kept: tokens
-    kept beside each draft."""
-
-    rows: int
-    steps: int
-    early: int
-    late: int
-    kept: int
-
-    @property
-    def width(self) -> int:
-        """Branches of a sequence."""
-        return self.early + self.late
-
-    @property
-    def first(self) -> int:
-        """Tokens of a sequence in the first forward: what is under verification, and the early guesses."""
-        return self.steps + 1 + self.early
+    def guesses(self, others: Rows[int]) -> list[int]:
+        """Their tokens. others: see `Kept`, of what is under verification; empty for a sequence without drafts. Where
+        it has too few drafts for a branch, the place holds 0."""
+        count = len(others)
+        return [others[place] if place < count else 0 for place in self.places]
 
 
 class _Round:
     """The graph of one number of sequences."""
 
-    def __init__(self, parts: DraftParts, shape: _Shape, rank: Ranker) -> None:
+    def __init__(self, parts: DraftParts, shape: Shape, rank: Ranker) -> None:
         self._parts, self.shape, self._rank = parts, shape, rank
-        rows, steps, early, _, _ = shape
-        width, size, device = shape.width, parts.runner.block_size, parts.runner.device
-        self._max_len = parts.max_len + width * steps
-        integer = torch.int32
-        self.pack = Pack(
-            {
-                "ids": Field((rows * shape.first,)),
-                "first_positions": Field((rows * shape.first,)),
-                "first_slots": Field((rows * shape.first,), initial=-1),
-                "first_behind": Field((rows * shape.first,)),
-                "wanted": Field((rows * (early + 1),)),
-                "behind": Field((rows * width,)),
-                "positions": Field((steps, rows * width)),
-                "slots": Field((steps, rows * width), initial=-1),
-                "first_start": Field((rows + 1,), integer),
-                "query_start": Field((rows + 1,), integer),
-                "kv_lens": Field((steps, rows), integer),
-                "table": Field((rows, -(-self._max_len // size)), integer),
-            },
-            device,
-        )
+        device, size = parts.runner.device, parts.runner.block_size
+        self._max_len = parts.max_len + shape.width * shape.steps
+        self._numbers = Numbers(shape, block_size=size, max_len=self._max_len, device=device)
         self._masks = _Masks(shape, device)
         self._out: list[torch.Tensor] = []
         self._graph: Graph | None = None
@@ -120,104 +79,65 @@ class _Round:
 
     @torch.inference_mode()
     def _run(self) -> None:
-        arrays, run = self.pack.device, self._parts.runner.run
-        rows, steps, early, late, kept = self.shape
+        arrays, run = self._numbers.device, self._parts.runner.run
+        rows, steps, early, late, kept, _ = self.shape
         most = max(kept + 1, late)
-        mask = self._masks.first(arrays["first_behind"])
-        ranked = self._rank(run(self._batch(0, arrays["ids"], mask, arrays["wanted"])).logits, most)
+        wanted = torch.cat((arrays["wanted"].flatten(), arrays["wanted_last"]))
+        ranked = self._rank(run(self._first(wanted)).logits, most)
         own, last = ranked[: rows * early].view(rows, early, most), ranked[rows * early :].view(rows, 1, most)
         tokens = [torch.cat((own[..., 0], last[:, 0, :late]), dim=1)]
         others = [torch.cat((own[..., 1 : kept + 1], own.new_zeros(rows, late, kept)), dim=1)]
+        masks = self._masks.later(arrays["behind"].flatten())
         for step in range(1, steps):
-            mask = self._masks.later(step, arrays["behind"])
-            ranked = self._rank(run(self._batch(step, tokens[-1].flatten(), mask, None)).logits, kept + 1)
+            ranked = self._rank(run(self._later(step, tokens[-1].flatten(), masks[step])).logits, kept + 1)
             ranked = ranked.view(rows, early + late, kept + 1)
             tokens.append(ranked[..., 0])
             others.append(ranked[..., 1:])
         everything = [torch.stack(tokens, dim=2), torch.stack(others, dim=2).flatten(2)]
         self._out[:] = [torch.cat(everything, dim=2).flatten(0, 1)]
 
-    def _batch(
-        self, step: int, tokens: torch.Tensor, mask: torch.Tensor, logits_rows: torch.Tensor | None
-    ) -> ForwardBatch:
-        arrays, shape = self.pack.device, self.shape
-        meta = AttentionMetadata(
-            query_lens_host=[shape.first if step == 0 else shape.width] * shape.rows,
-            kv_lens_host=[self._max_len] * shape.rows,
-            query_start=arrays["first_start" if step == 0 else "query_start"],
+    def _first(self, wanted: torch.Tensor) -> ForwardBatch:
+        """What is under verification, and the early guesses."""
+        arrays, mask = self._numbers.device, self._masks.first(self._numbers.device["first_behind"].flatten())
+        slots, positions = arrays["first_slots"].flatten(), arrays["first_positions"].flatten()
+        meta = self._attention(0, self.shape.first, arrays["first_start"], slots, mask)
+        return ForwardBatch(Mode.BRANCH, arrays["ids"].flatten(), positions, meta, logits_rows=wanted)
+
+    def _later(self, step: int, tokens: torch.Tensor, mask: torch.Tensor) -> ForwardBatch:
+        """Each branch a token further."""
+        arrays = self._numbers.device
+        slots, positions = arrays["slots"][step].flatten(), arrays["positions"][step].flatten()
+        meta = self._attention(step, self.shape.width, arrays["query_start"], slots, mask)
+        return ForwardBatch(Mode.BRANCH, tokens, positions, meta)
+
+    def _attention(
+        self, step: int, each: int, start: torch.Tensor, slots: torch.Tensor, mask: torch.Tensor
+    ) -> AttentionMetadata:
+        arrays, rows = self._numbers.device, self.shape.rows
+        return AttentionMetadata(
+            query_lens_host=[each] * rows,
+            kv_lens_host=[self._max_len] * rows,
+            query_start=start,
             kv_lens=arrays["kv_lens"][step],
             block_table=arrays["table"],
-            slot_mapping=arrays["first_slots"] if step == 0 else arrays["slots"][step],
+            slot_mapping=slots,
             tree_mask=mask,
         )
-        positions = arrays["first_positions"] if step == 0 else arrays["positions"][step]
-        return ForwardBatch(Mode.BRANCH, tokens, positions, meta, logits_rows=logits_rows)
 
-    def replay(self, forks: Rows[Fork], guesses: Rows[Rows[Guess]]) -> torch.Tensor:
+    def replay(self, forks: Rows[Fork], guesses: Rows[Rows[int]]) -> torch.Tensor:
         """Run it for these: int64 [n * width, K + K * kept]. Row of an early branch: its K drafts; of a late one: its
         guess and K - 1 drafts. Then what was kept beside each."""
         assert self._graph is not None
-        stage, shape = self.pack.next(), self.shape
-        write_tables(stage, [fork.feed.row.block_table for fork in forks])
-        self._write_first(stage.arrays, forks, guesses)
-        self._write_later(stage.arrays, forks, guesses)
-        self.pack.send()
+        self._numbers.fill(forks, guesses)
         self._graph.replay()
-        return self._out[0][: len(forks) * shape.width]
-
-    def _write_first(self, arrays: dict[str, np.ndarray], forks: Rows[Fork], guesses: Rows[Rows[Guess]]) -> None:
-        """What is under verification, at its places, and the early guesses behind it."""
-        (_, steps, early, _, _), first = self.shape, self.shape.first
-        ids, positions, slots, behind = (
-            arrays[name].reshape(-1, first) for name in ("ids", "first_positions", "first_slots", "first_behind")
-        )
-        slots.fill(-1)
-        for i, (fork, own) in enumerate(zip(forks, guesses, strict=True)):
-            count, start = len(fork.drafts) + 1, fork.end - 1
-            place = start + np.arange(count)
-            ids[i, :count] = (fork.feed.row.tokens[0], *fork.drafts)
-            positions[i, :count] = place
-            slots[i, :count] = self._slots(arrays, i, place)
-            behind[i, :count] = count - 1 - np.arange(count)
-            ids[i, steps + 1 :] = [guess.token or 0 for guess in own[:early]]
-            depths = np.array([guess.depth for guess in own[:early]])
-            positions[i, steps + 1 :] = fork.end + depths
-            slots[i, steps + 1 :] = self._slots(arrays, i, fork.base + np.arange(early))
-            behind[i, steps + 1 :] = count - 1 - depths
-        number = np.arange(len(forks))
-        wanted = number[:, None] * first + steps + 1 + np.arange(early)
-        arrays["wanted"].fill(0)
-        arrays["wanted"][: wanted.size] = wanted.reshape(-1)
-        last = self.shape.rows * early
-        arrays["wanted"][last : last + len(forks)] = number * first + [len(fork.drafts) for fork in forks]
-        write(arrays["first_start"], number * first, rest=len(forks) * first)
-
-    def _write_later(self, arrays: dict[str, np.ndarray], forks: Rows[Fork], guesses: Rows[Rows[Guess]]) -> None:
-        """Each branch a token further every step; the late ones began a step later."""
-        (_, steps, early, _, _), width = self.shape, self.shape.width
-        count, step = len(forks), np.arange(steps)
-        bases, ends = np.array([fork.base for fork in forks]), np.array([fork.end for fork in forks])
-        depths = np.array([[guess.depth for guess in own] for own in guesses])
-        starts = ends[:, None] + depths - (np.arange(width) >= early)
-        write(arrays["behind"], (bases[:, None] - ends[:, None] - depths).reshape(-1))
-        write(arrays["positions"], starts.reshape(1, -1) + step[:, None], rest=0)
-        place = (bases[None, :, None] + step[:, None, None] * width + np.arange(width)).reshape(steps, -1)
-        write(arrays["slots"], self._slots(arrays, np.repeat(np.arange(count), width)[None], place), rest=-1)
-        write(arrays["query_start"], np.arange(count) * width, rest=count * width)
-        write(arrays["kv_lens"], bases[None] + (step[:, None] + 1) * width, rest=0)
-
-    def _slots(self, arrays: dict[str, np.ndarray], owner: int | np.ndarray, place: np.ndarray) -> np.ndarray:
-        block, inside = np.divmod(place, self._parts.runner.block_size)
-        slots: np.ndarray = arrays["table"][owner, block].astype(np.int64) * self._parts.runner.block_size + inside
-        return slots
+        return self._out[0][: len(forks) * self.shape.width]
 
 
 class _Masks:
     """What each row of a round sees of the trunk's end and of the scratch entries, which lie step by step behind it."""
 
-    def __init__(self, shape: _Shape, device: torch.device) -> None:
-        rows, steps, early = shape.rows, shape.steps, shape.early
-        width = shape.width
+    def __init__(self, shape: Shape, device: torch.device) -> None:
+        rows, steps, early, width = shape.rows, shape.steps, shape.early, shape.width
         # column c is the key `span - c` before the end; `place`: counted from the first scratch entry
         span = steps * width + steps
         step, column = torch.arange(steps, device=device), torch.arange(span, device=device)
@@ -233,9 +153,9 @@ class _Masks:
         """bool [rows * first, span]. behind: entries of the trunk that a token does not see."""
         return self._own_first | (self._place[0][None] < -behind[:, None])
 
-    def later(self, step: int, behind: torch.Tensor) -> torch.Tensor:
-        """bool [rows * width, span]."""
-        return self._own[step] | (self._place[step][None] < -behind[:, None])
+    def later(self, behind: torch.Tensor) -> torch.Tensor:
+        """bool [steps, rows * width, span]."""
+        return self._own | (self._place[:, None] < -behind[None, :, None])
 
 
 @contextmanager
@@ -266,16 +186,17 @@ class CapturedAhead:
         """Captures. RuntimeError when the device cannot. counts: guesses for 0 .. lookahead accepted drafts."""
         self.lookahead, self._parts, self.kept = lookahead, parts, beside.kept
         self._rounds: dict[int, list[_Round]] = {}
-        self._counts: dict[int, list[int]] = {}
-        """Guesses per depth, by their sum."""
+        self._early: dict[int, Early] = {}
+        """By the number of branches."""
         for rows in (1, 2, 4, 8, _MOST_SEQUENCES):
             if rows > max_rows:
                 break
             self._rounds[rows] = []
             for width in widths_ahead(rows, counts):
                 own = narrowed(counts, width)
-                self._counts[sum(own)] = own
-                shape = _Shape(rows, lookahead, sum(own[:-1]), own[-1], self.kept)
+                early = Early.of(own, self.kept)
+                shape = Shape(rows, lookahead, len(early.depths), own[-1], self.kept, early.depths)
+                self._early[shape.width] = early
                 self._rounds[rows].append(_Round(parts, shape, beside.rank))
         for each in chain.from_iterable(reversed(self._rounds.values())):
             each.capture(graphs)
@@ -291,32 +212,15 @@ class CapturedAhead:
     def _for(self, num_seqs: int) -> list[_Round]:
         return next((rounds for rows, rounds in self._rounds.items() if rows >= num_seqs), [])
 
-    def guesses(self, others: Rows[Rows[int]], width: int) -> list[Guess]:
-        """A guess for each of `width` branches. others: what might have followed instead of each draft under
-        verification; [] for a sequence without drafts."""
-        counts = self._counts[width]
-        depth_of = [(depth, rank) for depth, count in enumerate(counts[:-1]) for rank in range(count)]
-        early = [
-            Guess(place, depth, others[depth][rank]) if depth < len(others) else Guess(place, 0, None)
-            for place, (depth, rank) in enumerate(depth_of)
-        ]
-        return early + [Guess(len(early) + rank, len(others), None, late=True) for rank in range(counts[-1])]
+    def early(self, width: int) -> Early:
+        """The early ones of `width` branches."""
+        return self._early[width]
 
-    def read(self, guess: Guess, row: list[int]) -> Found | None:
-        """What its row of the result says of a guess; None for a place that was left empty."""
-        k = self.lookahead
-        if guess.late:
-            return Found(row[0], row[1:k], row[k + self.kept :])
-        return None if guess.token is None else Found(guess.token, row[:k], row[k:])
-
-    def run(self, forks: Rows[Fork], guesses: Rows[Rows[Guess]], blocks: BlockManager) -> torch.Tensor | None:
-        """See `_Round.replay`; None when there is no graph or no room for these."""
-        found = next((each for each in self._for(len(forks)) if each.shape.width == len(guesses[0])), None)
-        if found is None:
-            return None
-        entries = found.shape.width * self.lookahead
+    def run(self, forks: Rows[Fork], guesses: Rows[Rows[int]], width: int, blocks: BlockManager) -> torch.Tensor | None:
+        """See `_Round.replay`; None when there is no room for these. width: one of `widths`."""
+        found = next(each for each in self._for(len(forks)) if each.shape.width == width)
         with scratch(
-            forks, blocks, entries=entries, reach=self.lookahead, max_len=self._parts.max_len
+            forks, blocks, entries=width * self.lookahead, reach=self.lookahead, max_len=self._parts.max_len
         ) as there_is_room:
             return found.replay(forks, guesses) if there_is_room else None
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ssd_ascend.config.model import ModelConfig
+from ssd_ascend.core.speculation import VerificationOutcome
 from ssd_ascend.runtime.pack import to_device
 from ssd_ascend.speculation.base import Branch, BranchChoice, Chain, Drafter, DraftSequence, Foresight, Glue
 from ssd_ascend.speculation.ngram import NgramIndex
@@ -44,8 +45,9 @@ class NgramDrafter:
         return self._chain([self._index(seq).propose(lookahead) for seq in seqs], lookahead)
 
     def _chain(self, found: Rows[Rows[int]], lookahead: int) -> Chain:
-        chain = _on_host(found, lookahead)
-        return chain._replace(tokens=to_device(chain.tokens, self._device))
+        tokens = torch.tensor([[*row, *[0] * (lookahead - len(row))] for row in found], dtype=torch.int64)
+        tokens = to_device(tokens.reshape(len(found), lookahead), self._device)
+        return Chain(tokens, [len(row) for row in found], None, [False] * len(found), None)
 
     def glue(self, seqs: Rows[DraftSequence], sent: Rows[Rows[int]], hidden: Rows[torch.Tensor | None]) -> Glue:
         """How often each token followed, as log-counts: what an n-gram knows of the next token after each draft."""
@@ -87,10 +89,10 @@ class NgramDrafter:
         choice: BranchChoice,
         *,
         hurry: bool = False,
+        meanwhile: Callable[[], None],
     ) -> Foresight:
         """`glue`, `choice` and `branch` without scores over the vocabulary, of which an n-gram knows a few tokens."""
-        branches: list[Branch] = []
-        guesses: list[int] = []
+        outcomes: list[VerificationOutcome] = []
         found: list[list[int]] = []
         for seq, drafts in zip(seqs, sent, strict=True):
             index = self._index(seq)
@@ -98,20 +100,13 @@ class NgramDrafter:
             for depth, rank in choice.picks(len(drafts), self._num_target_tokens - 1, _MOST_GUESSES):
                 if rank < len(after[depth]):
                     guess = after[depth][rank]
-                    branches.append(Branch(seq, depth, 0))
-                    guesses.append(guess)
+                    outcomes.append(VerificationOutcome(seq.id, depth, guess))
                     found.append(index.propose(k, (*drafts[:depth], guess)))
-        return Foresight(branches, guesses, _on_host(found, k))
+        return Foresight(outcomes, found, None)
 
     def release(self, seq: DraftSequence) -> None:
         """Drop the index."""
         self._indexes.pop(seq.key, None)
-
-
-def _on_host(found: Rows[Rows[int]], lookahead: int) -> Chain:
-    """Continuations of up to `lookahead` tokens."""
-    tokens = torch.tensor([[*row, *[0] * (lookahead - len(row))] for row in found], dtype=torch.int64)
-    return Chain(tokens.reshape(len(found), lookahead), [len(row) for row in found], None, [False] * len(found), None)
 
 
 def _ranked(counts: dict[int, int], fallen: Rows[int]) -> list[int]:

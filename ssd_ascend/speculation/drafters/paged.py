@@ -209,11 +209,12 @@ class PagedDrafter:
         choice: BranchChoice,
         *,
         hurry: bool = False,
+        meanwhile: Callable[[], None],
     ) -> Foresight | None:
         """`glue`, the guesses of `choice`, and `branch`: one or two graphs, one copy."""
         if self._rounds is None or not all(map(self._sampler.is_arg_max, seqs)):
             return None
-        return self._rounds.foresee(seqs, sent, hidden, k, choice, hurry=hurry)
+        return self._rounds.foresee(seqs, sent, hidden, k, choice, hurry=hurry, meanwhile=meanwhile)
 
     def branch(
         self,
