@@ -12,11 +12,13 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
-from ssd_ascend.core.batch import Mode, ModelOutput
+from ssd_ascend.core.batch import ForwardBatch, Mode, ModelOutput
 from ssd_ascend.core.plan import StepPlan
+from ssd_ascend.core.sequence import Sequence
 from ssd_ascend.core.speculation import Speculation
 from ssd_ascend.engine.all_ranks import AllRanks
 from ssd_ascend.engine.run_ahead import only, rows_of
+from ssd_ascend.runtime.graphs import Prepared
 from ssd_ascend.runtime.inputs import Row
 from ssd_ascend.runtime.pack import Arriving, Picked
 from ssd_ascend.speculation.base import NextRow
@@ -31,6 +33,17 @@ class _Queued(NamedTuple):
     verdict: Arriving
 
 
+class _Ready(NamedTuple):
+    """What is prepared for the step after the one under way, if all of these sequences go on with drafts."""
+
+    seqs: list[Sequence]
+    inputs: Prepared
+
+    def is_for(self, rows: Rows[NextRow]) -> bool:
+        """Whether these are they."""
+        return [row.seq for row in rows] == self.seqs and any(row.drafts for row in rows)
+
+
 class HitsAhead:
     """At most one step is queued; the next call either takes it or drops it.
 
@@ -41,30 +54,50 @@ class HitsAhead:
     def __init__(self, target: AllRanks, *, lookahead: int) -> None:
         self.slots = lookahead + 1
         self._target = target
+        self._ready: _Ready | None = None
         self._queued: _Queued | None = None
 
     def queue(self, rows: Rows[NextRow]) -> bool:
-        """Run these now; False, and nothing done, where that takes the host, or room that they lack."""
-        graphs, size = self._target.runner.graphs, self._target.runner.block_size
-        if graphs is None or not rows or not all(row.seq.sampling.wants_only_arg_max for row in rows):
-            return False
-        if any(row.end > len(row.seq.block_table) * size for row in rows):
-            return False
-        mode = Mode.VERIFY if any(row.drafts for row in rows) else Mode.DECODE
+        """Run these now; False, and nothing done, where that takes the host, or room that they lack. The device waits
+        for this."""
+        ready, self._ready = self._ready, None
         packed = [_row(row) for row in rows]
-        batch = graphs.stage(mode, packed)
+        graphs, batch = self._target.runner.graphs, None
+        if graphs is not None and ready is not None and ready.is_for(rows):
+            batch = graphs.stage_prepared(ready.inputs, packed)
+        if batch is None:
+            batch = self._stage(rows, packed)
         if batch is None:
             return False
+        output = self._target.run_staged(batch, packed)
         num_drafts = [len(row.drafts) for row in rows]
         first = list(accumulate((count + 1 for count in num_drafts), initial=0))
-        output = self._target.run_staged(batch, packed)
         assert output.greedy is not None, "captured steps bring it"
         self._queued = _Queued(num_drafts, first, output, Arriving(output.greedy))
         return True
 
+    def _stage(self, rows: Rows[NextRow], packed: Rows[Row]) -> ForwardBatch | None:
+        """Into the buffers of a graph, with nothing prepared."""
+        graphs, size = self._target.runner.graphs, self._target.runner.block_size
+        if graphs is None or not rows or not all(row.seq.sampling.wants_only_arg_max for row in rows):
+            return None
+        if any(row.end > len(row.seq.block_table) * size for row in rows):
+            return None
+        return graphs.stage(Mode.VERIFY if any(row.drafts for row in rows) else Mode.DECODE, packed)
+
+    def _prepare(self, seqs: list[Sequence]) -> _Ready | None:
+        """Have ready what does not depend on the verdict. Whatever that is, the next step of a sequence begins behind
+        its last token, within this step's drafts."""
+        graphs = self._target.runner.graphs
+        if graphs is None or not seqs:
+            return None
+        tables, starts = [seq.block_table for seq in seqs], [seq.num_tokens for seq in seqs]
+        inputs = graphs.prepare(tables, starts, longest=self.slots, span=2 * self.slots - 1)
+        return None if inputs is None else _Ready(seqs, inputs)
+
     def take(self, plan: StepPlan, speculation: Speculation) -> ModelOutput | None:
         """See `Ahead`. The speculator has said which rows of the step are whose."""
-        queued, self._queued = self._queued, None
+        queued, self._queued, self._ready = self._queued, None, None
         if queued is None or not speculation.under_way:
             return None
         assert [queued.num_drafts[row] for row in speculation.under_way] == speculation.num_tokens
@@ -73,12 +106,14 @@ class HitsAhead:
         return replace(only(queued.output, rows), verdict=Picked(queued.verdict, rows))
 
     def queue_next(self, plan: StepPlan, speculation: Speculation, output: ModelOutput) -> ModelOutput:
-        """See `Ahead`: nothing can be queued before the verdict is there, but that can be sent for."""
-        if output.verdict is not None or output.greedy is None:
-            return output
-        if not all(seq.sampling.wants_only_arg_max for seq in plan.sampled):
+        """See `Ahead`: before the verdict is there nothing can be queued, but that sent for, and buffers made ready."""
+        sampled = plan.sampled
+        if output.greedy is None or not all(seq.sampling.wants_only_arg_max for seq in sampled):
             return output  # whose tokens it takes more to tell
-        return replace(output, verdict=Arriving(output.greedy))
+        if output.verdict is None:
+            output = replace(output, verdict=Arriving(output.greedy))
+        self._ready = self._prepare(sampled)
+        return output
 
 
 def _row(row: NextRow) -> Row:

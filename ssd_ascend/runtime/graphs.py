@@ -22,9 +22,17 @@ from ssd_ascend.core.attention import AttentionMetadata
 from ssd_ascend.core.batch import ForwardBatch, Mode, ModelOutput
 from ssd_ascend.log import get_logger
 from ssd_ascend.runtime.inputs import Row
-from ssd_ascend.runtime.pack import Field, Pack, index_on
+from ssd_ascend.runtime.pack import Field, Pack, Stage, index_on
 from ssd_ascend.runtime.refusals import Refusals
-from ssd_ascend.runtime.static import row_fields, static_batch, write_rows
+from ssd_ascend.runtime.static import (
+    Reach,
+    ReachedRows,
+    row_fields,
+    slots_between,
+    static_batch,
+    write_rows,
+    write_tables,
+)
 
 _log = get_logger(__name__)
 _ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
@@ -91,6 +99,7 @@ class _Buffers:
         self._block_size = block_size
         wanted = {"wanted": Field((bucket.rows,))} if bucket.is_prompt else {}
         self._pack = Pack(row_fields(bucket.rows, bucket.tokens, max_len, block_size) | wanted, device)
+        self._reached = ReachedRows(bucket.rows, bucket.tokens)
         batch = static_batch(self._pack, bucket.mode, per_row=bucket.per_row, max_len=max_len)
         hidden = None if features is None else features.new_zeros(bucket.tokens, features.shape[-1])
         last = self._pack.device.get("wanted")
@@ -103,10 +112,27 @@ class _Buffers:
         if self.bucket.is_prompt:
             stage.arrays["wanted"][:] = lengths[0] - 1
         self._pack.send()
+        return self._filled(mode, lengths, [row.start + length for row, length in zip(rows, lengths, strict=True)])
+
+    def claim(self, tables: Rows[Rows[int]]) -> Stage:
+        """The host buffer that the next batch will be sent from, with these block tables."""
+        stage = self._pack.next()
+        write_tables(stage, tables)
+        return stage
+
+    def fill_claimed(self, mode: Mode, stage: Stage, rows: Rows[Row], reaches: Rows[Reach]) -> ForwardBatch | None:
+        """`fill`, where `claim` gave the buffer and nothing was sent since; None where a row is beyond its reach."""
+        lengths, ends = list[int](), list[int]()
+        if not self._reached.write(stage, rows, reaches, lengths, ends):
+            return None
+        self._pack.send()
+        return self._filled(mode, lengths, ends)
+
+    def _filled(self, mode: Mode, lengths: list[int], ends: list[int]) -> ForwardBatch:
         device = self.batch.attention
         meta = AttentionMetadata(
             query_lens_host=lengths,
-            kv_lens_host=[row.start + length for row, length in zip(rows, lengths, strict=True)],
+            kv_lens_host=ends,
             query_start=device.query_start,
             kv_lens=device.kv_lens,
             block_table=device.block_table,
@@ -143,6 +169,14 @@ class _Staged(NamedTuple):
     captured: _Captured
     num_logits: int
     wanted: list[int] | None
+
+
+class Prepared(NamedTuple):
+    """A captured verification that is to come: its buffer is claimed, block tables lie there, slots are counted."""
+
+    captured: _Captured
+    stage: Stage
+    reaches: list[Reach]
 
 
 class StaticInputs(NamedTuple):
@@ -264,6 +298,30 @@ class GraphRunner:
             self._staged = _Staged(batch, captured, rows[0].num_logits, None)
         else:
             self._staged = _Staged(batch, captured, sum(lengths), _wanted(rows, lengths))
+        return batch
+
+    def prepare(self, tables: Rows[Rows[int]], starts: Rows[int], *, longest: int, span: int) -> Prepared | None:
+        """Do now what `stage` need not do once tokens are known: a verification follows whose row i has `longest`
+        tokens at most, somewhere within `span` positions from starts[i] on. None where there is no graph for it."""
+        if self._capture_exactly is not None or self._features is not None:
+            return None
+        captured = self._holding(Mode.VERIFY, len(tables), longest, longest * len(tables))
+        if captured is None or max(map(len, tables)) > captured.buffers.batch.attention.block_table.shape[1]:
+            return None
+        size = self._block_size
+        reaches = [
+            Reach(at, slots_between(table, at, min(at + span, size * len(table)), size))
+            for table, at in zip(tables, starts, strict=True)
+        ]
+        return Prepared(captured, captured.buffers.claim(tables), reaches)
+
+    def stage_prepared(self, prepared: Prepared, rows: Rows[Row]) -> ForwardBatch | None:
+        """`stage` for those rows, of which all logits are wanted, when no other batch came between; None where one does
+        not lie where it was expected."""
+        captured, stage, reaches = prepared
+        batch = captured.buffers.fill_claimed(Mode.VERIFY, stage, rows, reaches)
+        if batch is not None:
+            self._staged = _Staged(batch, captured, sum(batch.attention.query_lens_host), None)
         return batch
 
     def captured(self, batch: ForwardBatch) -> Graph | None:

@@ -89,11 +89,13 @@ class ModelRunner:
         """Tokens of one KV block."""
         return self.kv.block_size
 
-    @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         """Run the batch; captured features are kept beside the KV entries of their tokens."""
         output = self.graphs.replay(batch) if self.graphs is not None else None
-        return self.run(batch) if output is None else output
+        if output is not None:
+            return output
+        with torch.inference_mode():
+            return self.run(batch)
 
     def run(self, batch: ForwardBatch) -> ModelOutput:
         """The forward itself, launch by launch; what a graph captures. Call it in inference mode."""

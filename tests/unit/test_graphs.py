@@ -157,6 +157,48 @@ def test_a_prompt_that_comes_alone_is_replayed(runner: ModelRunner, num_logits: 
         assert graphs.stage(Mode.PREFILL, rows) is None
 
 
+def test_a_step_that_was_prepared_is_the_one_that_is_staged(runner: ModelRunner) -> None:
+    """Whatever its rows turn out to be, and whether it is taken or another one comes instead."""
+    runner.capture_graphs(Captures(load_backend("cpu")), max_rows=6, lookahead=3, max_len=128)  # type: ignore[arg-type]
+    graphs, rng, taken = runner.graphs, random.Random(7), 0
+    assert graphs is not None
+    for _ in range(60):
+        rows = random_rows(rng, rng.randint(1, 6), 4)
+        tables, starts = [row.block_table for row in rows], [max(0, row.start - rng.randint(0, 3)) for row in rows]
+        prepared = graphs.prepare(tables, starts, longest=4, span=7)
+        assert prepared is not None
+        if rng.random() < 0.3:
+            rows = random_rows(rng, rng.randint(1, 6), 4)
+            staged = graphs.stage(Mode.VERIFY, rows)
+        else:
+            staged, taken = graphs.stage_prepared(prepared, rows), taken + 1
+        assert staged is not None
+        kept = runner.kv.tensor.clone()
+        replayed, cache = runner.forward(staged), runner.kv.tensor.clone()
+        runner.kv.tensor.copy_(kept)
+        eager = runner.forward(build_batch(Mode.VERIFY, rows, block_size=BLOCK, device=runner.device))
+        assert staged.attention.query_lens_host == [len(row.tokens) for row in rows]
+        assert staged.attention.kv_lens_host == [row.start + len(row.tokens) for row in rows]
+        torch.testing.assert_close(replayed.logits, eager.logits)
+        torch.testing.assert_close(cache, runner.kv.tensor)
+    assert 30 < taken < 60
+
+
+def test_a_row_beyond_its_blocks_is_not_staged(runner: ModelRunner) -> None:
+    """What was prepared ends where the sequence has no blocks, and where nobody expected a row."""
+    runner.capture_graphs(Captures(load_backend("cpu")), max_rows=6, lookahead=3, max_len=128)  # type: ignore[arg-type]
+    graphs = runner.graphs
+    assert graphs is not None
+    short, long = Row([1, 2, 3, 4], BLOCK - 3, [5], 4), Row([1, 2, 3, 4], BLOCK - 3, [5, 6], 4)
+    for row, span, fits in ((short, 9, False), (long, 9, True), (long, 7, True), (long, 6, False)):
+        prepared = graphs.prepare([row.block_table], [row.start - 3], longest=4, span=span)
+        assert prepared is not None
+        assert (graphs.stage_prepared(prepared, [row]) is not None) is fits
+    assert graphs.prepare([[0]] * 7, [0] * 7, longest=4, span=7) is None
+    assert graphs.prepare([[0]], [0], longest=5, span=7) is None
+    assert graphs.prepare([[0] * 9], [0], longest=4, span=7) is None
+
+
 def test_few_tokens_are_counted_as_many_are_computed() -> None:
     """Positions, slots and lengths of the same rows, by lists and by arrays."""
     rng = random.Random(11)
