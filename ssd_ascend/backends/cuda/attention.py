@@ -211,6 +211,7 @@ class PagedAttention:
             TILE=self._tile,
             TOGETHER=step.together > 0,
             BLOCK_SIZE=spec.block_size,
+            LINES=triton.next_power_of_2(triton.cdiv(spec.head_dim, kernels.LINE)),
             OVERLAP=self._overlap,
             num_warps=4,
             num_stages=2 if step.together else 1,

@@ -17,9 +17,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ssd_ascend.backends.cuda.kernels.launch import wait_for_previous
+from ssd_ascend.backends.cuda.kernels.launch import fetch_ahead, wait_for_previous
 from ssd_ascend.backends.cuda.kernels.work import INDICES, piece
 
+LINE = 64
+"""Numbers of 16 bits in a line of the second-level cache."""
+_LINE = tl.constexpr(LINE)
 _UNROLL = tl.constexpr(16)
 """Tiles that `merge` has in flight."""
 
@@ -137,15 +140,16 @@ def split(
     TILE: tl.constexpr,
     TOGETHER: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    LINES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """Do the pieces of work of the plan in turn: (m, l, a) of tiles, and, where there are pieces of several tiles
     (TOGETHER), answers of whole rows.
 
-    What a piece is, and where the keys of a single tile lie, is read while the piece before is computed: those reads
+    What a piece is, and where the keys of a single tile lie, is read while the piece before is computed, and for the
+    first piece while the kernel before is still at work, which must be one that waits, then releases: those reads
     depend on each other, and with few keys a row they, not the keys, took the time.
     """
-    wait_for_previous(OVERLAP)
     m = tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
     n = tl.arange(0, TILE)
@@ -155,6 +159,11 @@ def split(
     row, start, queries, kv_len, tile, query, count = piece(work, first // KV_HEADS, first < total)
     if not TOGETHER:
         slot = _slots(block_table + row.to(tl.int64) * table_stride, tile * TILE + n, kv_len, BLOCK_SIZE)
+        line = tl.minimum(tl.arange(0, LINES) * _LINE, WIDTH - 1)[None, :]
+        line += slot[:, None] * (KV_HEADS * WIDTH) + first % KV_HEADS * WIDTH
+        fetch_ahead(kv + line)
+        fetch_ahead(kv + half.to(tl.int64) + line)
+    wait_for_previous(OVERLAP)
     for item in range(first, total, tl.num_programs(0)):
         head = item % KV_HEADS
         own_query = query + m // GROUP
@@ -218,18 +227,18 @@ def merge(
     LANES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """out [T, HEADS, WIDTH] of tokens whose tiles were computed one by one, zeros for padding; AT_ONCE heads each."""
-    wait_for_previous(OVERLAP)
+    """out [T, HEADS, WIDTH] of tokens whose tiles were computed one by one, zeros for padding; AT_ONCE heads each.
+
+    Comes behind `split`, which did not start before the plan was there: that may be read at once."""
     token = tl.program_id(0).to(tl.int64)
     row = tl.load(token_row + token)
+    seen = tl.load(kv_lens + row, mask=row >= 0, other=0)
+    if CAUSAL:
+        seen += token.to(tl.int32) + 1 - tl.load(query_start + row + 1, mask=row >= 0, other=0)
+    tiles = tl.where(row >= 0, tl.cdiv(seen, TILE), 0)
+    wait_for_previous(OVERLAP)
     if row >= -1:
         d = tl.arange(0, BLOCK_D)
-        tiles = 0
-        if row >= 0:
-            seen = tl.load(kv_lens + row)
-            if CAUSAL:
-                seen += token.to(tl.int32) + 1 - tl.load(query_start + row + 1)
-            tiles = tl.cdiv(seen, TILE)
         for head in range(tl.program_id(1) * AT_ONCE, tl.program_id(1) * AT_ONCE + AT_ONCE):
             result = _added_up(part_sum, part_top, (token * HEADS + head) * max_tiles, tiles, WIDTH, BLOCK_D, LANES)
             target = out + (token * HEADS + head) * WIDTH + d

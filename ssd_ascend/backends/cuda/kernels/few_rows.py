@@ -39,7 +39,10 @@ _load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # r
 def choose_tile(rows: int) -> Tile:
     """Measured (docs/performance.md): `stages` pieces in flight, each of `columns` x `depth` weights and of `rows` x
     `depth` of the input. 200 KB of shared memory: what a multiprocessor has in flight beats how many programs it holds.
+    Rows that are not there are brought as well, as zeros, at the price of weights.
     """
+    if rows <= 8:
+        return Tile(8, 64, 256, 6, 4)
     return Tile(16, 64, 256, 5, 4) if rows <= 16 else Tile(32, 64, 256, 4, 4)
 
 

@@ -3,7 +3,8 @@
 Programmatic dependent launch lets a kernel start while the one before it still runs. Every kernel here lets its
 successor start at once, and then waits for its predecessor to end before it touches anything that a kernel may write;
 before that wait it may only fetch weights. So several can be there at a time, and order holds along the whole chain:
-none ends before its own wait is over, which is when its predecessor has ended, which waited for the one before.
+none ends before its own wait is over, which is when its predecessor has ended, which waited for the one before. Where
+a successor has more to read early, a kernel lets it start after its own wait instead (`wait_then_release`).
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/ (section of that name).
 """
 
@@ -82,6 +83,15 @@ def wait_for_previous(OVERLAP: tl.constexpr) -> None:
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def wait_then_release(OVERLAP: tl.constexpr) -> None:
+    """Likewise, but the kernel after this one starts once the one before this has ended: what was written up to there,
+    it may read ahead of its own wait."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ssd_ascend.backends.cuda.kernels.launch import launch, wait_for_previous
+from ssd_ascend.backends.cuda.kernels.launch import launch, wait_for_previous, wait_then_release
 
 _HEADS_TOGETHER, _MANY_TOKENS = 8, 16
 """From so many tokens on, one program turns several heads: programs of one head each would queue for processors."""
@@ -230,7 +230,7 @@ def _rotate_and_store(
     head = first + tl.arange(0, TOGETHER)[:, None]
     d, whole = tl.arange(0, BLOCK_HALF)[None, :], tl.arange(0, BLOCK)[None, :]
     turns = d < HALF
-    wait_for_previous(OVERLAP)
+    wait_then_release(OVERLAP)  # attention reads ahead
     table = cos_sin + tl.load(positions + token) * (2 * HALF) + d
     cos = tl.load(table, mask=turns, other=0.0)
     sin = tl.load(table + HALF, mask=turns, other=0.0)
@@ -296,7 +296,7 @@ def _store(
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     d = tl.arange(0, BLOCK)
-    wait_for_previous(OVERLAP)
+    wait_then_release(OVERLAP)  # attention reads ahead
     slot = tl.load(slot_mapping + token)
     kept = (d < WIDTH) & (slot >= 0)
     target = kv + slot * (HEADS * WIDTH) + head * WIDTH + d
