@@ -20,6 +20,7 @@ from ssd_ascend.engine.executor import Executor
 from ssd_ascend.engine.gather import gather_ranks
 from ssd_ascend.engine.hits_ahead import HitsAhead
 from ssd_ascend.engine.identity import EngineInfo, EngineLimits
+from ssd_ascend.engine.practice import ForetellingSpeculator, Practice
 from ssd_ascend.engine.rounds_ahead import RoundsAhead
 from ssd_ascend.engine.run_ahead import Ahead, RunAhead
 from ssd_ascend.engine.scheduler import Scheduler
@@ -92,6 +93,13 @@ def _ahead(config: EngineConfig, target: AllRanks, speculator: Speculator) -> Ah
         hits = HitsAhead(target, lookahead=lookahead)
         speculator.queue_with(hits.queue)
         return hits
+    return None
+
+
+def _practice(executor: Executor, verifier: Verifier, speculator: Speculator) -> Practice | None:
+    """For the host, where it waits for a device and nobody else waits for the host."""
+    if isinstance(executor.ahead, HitsAhead) and isinstance(speculator, ForetellingSpeculator) and speculator.is_apart:
+        return Practice(verifier, speculator, executor.ahead)
     return None
 
 
@@ -255,10 +263,12 @@ def _assemble(
         speculation_stats=speculator.stats,
     )
     grammars = side.setup.grammars or side.setup.target.grammars()
+    verifier = Verifier(backend.to_host, masks=TokenMasks(grammars))
     return Engine(
         scheduler=scheduler,
         executor=executor,
-        verifier=Verifier(backend.to_host, masks=TokenMasks(grammars)),
+        verifier=verifier,
+        practice=_practice(executor, verifier, speculator),
         grammars=grammars,
         speculator=speculator,
         info=_introduce(config, backend, target, speculator.lookahead, kv_tokens=blocks.capacity),

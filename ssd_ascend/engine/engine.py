@@ -23,6 +23,7 @@ from ssd_ascend.engine.admission import admit
 from ssd_ascend.engine.executor import Executor
 from ssd_ascend.engine.grammar_gate import GrammarGate
 from ssd_ascend.engine.identity import EngineInfo, EngineLimits
+from ssd_ascend.engine.practice import Practice
 from ssd_ascend.engine.scheduler import Scheduler
 from ssd_ascend.errors import RequestError
 from ssd_ascend.speculation.base import Speculator
@@ -44,6 +45,7 @@ class Engine:
         limits: EngineLimits,
         eos_ids: frozenset[int],
         grammars: GrammarCompiler | None = None,
+        practice: Practice | None = None,
     ) -> None:
         self.info = info
         self.limits = limits
@@ -53,6 +55,7 @@ class Engine:
         self._executor = executor
         self._verifier = verifier
         self._speculator = speculator
+        self._practice = practice
         self._speculates = True
         self._gate = GrammarGate(grammars)
         self._ended: list[TokenDelta] = []
@@ -147,9 +150,11 @@ class Engine:
         with trace.span("propose"):
             speculation = self._propose(plan)
         output = self._executor.forward(plan, speculation)
+        sampled = plan.sampled
         with trace.span("meanwhile"):
             self._speculator.meanwhile(output.verdict)
-        sampled = plan.sampled
+            if self._practice is not None and not plan.prefills:
+                self._practice.until_there(sampled, speculation, output)
         with trace.span("verify"):
             verification = self._verifier.verify(sampled, speculation, output.logits, output.greedy, output.verdict)
             self._executor.check()

@@ -76,6 +76,11 @@ class HitsAhead:
         self._queued = _Queued(num_drafts, first, output, Arriving(output.greedy))
         return True
 
+    def practise(self, rows: Rows[NextRow]) -> None:
+        """Do what `queue` does before the device is given anything; see `practice.py`."""
+        if self._ready is not None and self._ready.is_for(rows):
+            self._ready.inputs.write([_row(row) for row in rows])
+
     def _stage(self, rows: Rows[NextRow], packed: Rows[Row]) -> ForwardBatch | None:
         """Into the buffers of a graph, with nothing prepared."""
         graphs, size = self._target.runner.graphs, self._target.runner.block_size

@@ -27,6 +27,7 @@ from ssd_ascend.runtime.refusals import Refusals
 from ssd_ascend.runtime.static import (
     Reach,
     ReachedRows,
+    WrittenRows,
     row_fields,
     slots_between,
     static_batch,
@@ -99,7 +100,7 @@ class _Buffers:
         self._block_size = block_size
         wanted = {"wanted": Field((bucket.rows,))} if bucket.is_prompt else {}
         self._pack = Pack(row_fields(bucket.rows, bucket.tokens, max_len, block_size) | wanted, device)
-        self._reached = ReachedRows(bucket.rows, bucket.tokens)
+        self.reached = ReachedRows(bucket.rows, bucket.tokens)
         batch = static_batch(self._pack, bucket.mode, per_row=bucket.per_row, max_len=max_len)
         hidden = None if features is None else features.new_zeros(bucket.tokens, features.shape[-1])
         last = self._pack.device.get("wanted")
@@ -120,13 +121,10 @@ class _Buffers:
         write_tables(stage, tables)
         return stage
 
-    def fill_claimed(self, mode: Mode, stage: Stage, rows: Rows[Row], reaches: Rows[Reach]) -> ForwardBatch | None:
-        """`fill`, where `claim` gave the buffer and nothing was sent since; None where a row is beyond its reach."""
-        lengths, ends = list[int](), list[int]()
-        if not self._reached.write(stage, rows, reaches, lengths, ends):
-            return None
+    def send_claimed(self, mode: Mode, rows: WrittenRows) -> ForwardBatch:
+        """`fill`, where rows were written to the buffer that was claimed last."""
         self._pack.send()
-        return self._filled(mode, lengths, ends)
+        return self._filled(mode, rows.lengths, rows.ends)
 
     def _filled(self, mode: Mode, lengths: list[int], ends: list[int]) -> ForwardBatch:
         device = self.batch.attention
@@ -177,6 +175,10 @@ class Prepared(NamedTuple):
     captured: _Captured
     stage: Stage
     reaches: list[Reach]
+
+    def write(self, rows: Rows[Row]) -> WrittenRows | None:
+        """Put rows there, over those that were put there before; None, where one does not lie where it was expected."""
+        return self.captured.buffers.reached.write(self.stage, rows, self.reaches)
 
 
 class StaticInputs(NamedTuple):
@@ -318,10 +320,11 @@ class GraphRunner:
     def stage_prepared(self, prepared: Prepared, rows: Rows[Row]) -> ForwardBatch | None:
         """`stage` for those rows, of which all logits are wanted, when no other batch came between; None where one does
         not lie where it was expected."""
-        captured, stage, reaches = prepared
-        batch = captured.buffers.fill_claimed(Mode.VERIFY, stage, rows, reaches)
-        if batch is not None:
-            self._staged = _Staged(batch, captured, sum(batch.attention.query_lens_host), None)
+        written = prepared.write(rows)
+        if written is None:
+            return None
+        batch = prepared.captured.buffers.send_claimed(Mode.VERIFY, written)
+        self._staged = _Staged(batch, prepared.captured, sum(written.lengths), None)
         return batch
 
     def captured(self, batch: ForwardBatch) -> Graph | None:

@@ -3,6 +3,8 @@ worker is asked for it, and the drafts it gets."""
 
 from __future__ import annotations
 
+from collections.abc import Container
+from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ssd_ascend.core.speculation import Source, VerificationOutcome
@@ -47,3 +49,25 @@ class Step(Protocol):
     def new_tokens(self) -> list[int]:
         """What it gained."""
         ...
+
+
+class LookedUp(NamedTuple):
+    """What is known of some steps before their worker answers. drafts: by sequence, where the outcome was foreseen;
+    declined: sequences for which no answer would bring any."""
+
+    steps: Rows[Step]
+    drafts: dict[int, list[int]]
+    declined: set[int]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nobody need wait for an answer."""
+        return len(self.drafts) + len(self.declined) == len(self.steps)
+
+    def of(self, seq_ids: Container[int]) -> LookedUp:
+        """The part that is about these."""
+        return LookedUp(
+            [step for step in self.steps if step.outcome.seq_id in seq_ids],
+            {seq_id: drafts for seq_id, drafts in self.drafts.items() if seq_id in seq_ids},
+            {seq_id for seq_id in self.declined if seq_id in seq_ids},
+        )

@@ -117,6 +117,14 @@ class ToldAhead:
                 return entries[at + _DRAFTS : at + _DRAFTS + entries[at + _COUNT]]
         return None
 
+    def some_outcome(self, seq_id: int) -> VerificationOutcome | None:
+        """One of those foreseen for this sequence, None where none is."""
+        guesses = self._of_sequence.get(seq_id)
+        if guesses is None or not guesses.entries:
+            return None
+        accepted, recovery = guesses.entries[-guesses.width :][:_COUNT]
+        return VerificationOutcome(seq_id, accepted, recovery)
+
     def forget(self, seq_ids: Iterable[int]) -> None:
         """Sequences that are gone."""
         for seq_id in seq_ids:

@@ -16,11 +16,11 @@ import torch
 
 from ssd_ascend.core.batch import Awaited
 from ssd_ascend.core.sequence import Sequence
-from ssd_ascend.core.speculation import Source
+from ssd_ascend.core.speculation import Source, VerificationOutcome
 from ssd_ascend.core.stats import SpeculationStats
 from ssd_ascend.errors import TransportError
 from ssd_ascend.speculation.answer_check import check_answer
-from ssd_ascend.speculation.offers import Asked, Offer, Step
+from ssd_ascend.speculation.offers import Asked, LookedUp, Offer, Step
 from ssd_ascend.speculation.pulse import Pulse
 from ssd_ascend.speculation.recent import Recent
 from ssd_ascend.speculation.told_ahead import ToldAhead
@@ -117,41 +117,54 @@ class WorkerClient:
         self.post(attaches, [], {attach.seq_id: Asked(len(attach.token_ids), looked_up=False) for attach in attaches})
         self._expected.update(self.attached.intersection(attach.seq_id for attach in attaches))
 
-    def look_up(self, steps: Rows[Step]) -> bool:
-        """Before `post`: take what was told ahead. True when the step need not wait for an answer: all outcomes were
-        foreseen, and who is new gets nothing yet anyway."""
-        self._found, self._open = set(), {}
+    def look_up(self, steps: Rows[Step]) -> LookedUp:
+        """What was told ahead of these outcomes. Nothing comes of it before `note`."""
         if self._told < self._number or self._answered < self._number:
             self._drain()
-        steps_of = {step.outcome.seq_id: step for step in steps}
-        if self._expected:
-            self._found.update(self._expected.intersection(steps_of))
-            self._expected -= self._found
-            steps_of = {seq_id: step for seq_id, step in steps_of.items() if seq_id not in self._found}
-        self._open = steps_of
-        self._settle(self._found)
-        return not self._open
+        return self._known(steps)
 
-    def _settle(self, found: set[int]) -> None:
-        """Offers for the open outcomes that were told ahead; notes in `found` for whom there is nothing to wait."""
-        missing, asked = dict[int, Step](), len(self._open)
-        for seq_id, step in self._open.items():
-            drafts = self._ahead.look_up(step.outcome, step.num_tokens_before)
-            if drafts is None:
-                missing[seq_id] = step
-                continue
-            found.add(seq_id)
+    def note(self, looked: LookedUp) -> None:
+        """Before `post`, with the same steps: those looked up get their drafts, and the others are open."""
+        self._found = set()
+        self._open = {step.outcome.seq_id: step for step in looked.steps}
+        self._settle(looked, self._found)
+
+    def foretold(self, seq_id: int) -> VerificationOutcome | None:
+        """Some outcome that the worker has drafts for."""
+        return self._ahead.some_outcome(seq_id)
+
+    def _known(self, steps: Rows[Step]) -> LookedUp:
+        drafts, missing = dict[int, list[int]](), list[Step]()
+        for step in steps:
+            outcome = step.outcome
+            own = self._ahead.look_up(outcome, step.num_tokens_before)
+            if own is None:
+                missing.append(step)
+            else:
+                drafts[outcome.seq_id] = own
+        return LookedUp(steps, drafts, self._declined(missing) if missing else set())
+
+    def _declined(self, missing: Rows[Step]) -> set[int]:
+        """Who is new gets nothing yet; nor does anybody else, where all were told ahead and too few missed."""
+        new = self._expected.intersection(step.outcome.seq_id for step in missing)
+        others = [step for step in missing if step.outcome.seq_id not in new]
+        known = (self._ahead.knows(step.outcome.seq_id, step.num_tokens_before) for step in others)
+        if len(others) < self._ahead.worth_from and all(known):
+            return new.union(step.outcome.seq_id for step in others)
+        return new
+
+    def _settle(self, looked: LookedUp, found: set[int]) -> None:
+        """Make offers of what was looked up; notes in `found` for whom there is nothing to wait."""
+        for seq_id, drafts in looked.drafts.items():
+            step = self._open.pop(seq_id)
             length = step.num_tokens_before + len(step.new_tokens)
             self._offers[seq_id] = Offer(length, Source.HIT, drafts, None, looked_up=True)
-        self._open = missing
-        self.stats.lookups += asked - len(missing)
-        self.stats.hits += asked - len(missing)
-        if len(missing) < self._ahead.worth_from and all(
-            self._ahead.knows(seq_id, step.num_tokens_before) for seq_id, step in missing.items()
-        ):  # the answer would bring nothing
-            found.update(missing)
-            self.stats.lookups += len(missing)
-            self._open = {}
+        for seq_id in looked.declined:
+            del self._open[seq_id]
+        found.update(looked.drafts, looked.declined)
+        self.stats.lookups += len(looked.drafts) + len(looked.declined - self._expected)
+        self.stats.hits += len(looked.drafts)
+        self._expected -= looked.declined
 
     @property
     def has_slack(self) -> bool:
@@ -237,14 +250,8 @@ class WorkerClient:
 
     def take(self, seq: Sequence) -> Offer | None:
         """The offer for `seq` as it stands now, if there is one."""
-        offer = self.offered(seq.id, seq.num_tokens)
-        self._offers.pop(seq.id, None)
-        return offer
-
-    def offered(self, seq_id: int, num_tokens: int) -> Offer | None:
-        """What `take` will give for a sequence that then has so many tokens."""
-        offer = self._offers.get(seq_id)
-        return offer if offer is not None and offer.num_tokens == num_tokens else None
+        offer = self._offers.pop(seq.id, None)
+        return offer if offer is not None and offer.num_tokens == seq.num_tokens else None
 
     def release(self, seq_ids: Iterable[int]) -> None:
         """The worker hears of it with the next request; at once, when it holds nothing else and none may follow."""
@@ -308,7 +315,7 @@ class WorkerClient:
         self._expected.difference_update(message.seq_ids)
         self._ahead.take_in(message, self.attached)
         if self._open and self._number in self._unanswered:
-            self._settle(self._unanswered[self._number].found)
+            self._settle(self._known(list(self._open.values())), self._unanswered[self._number].found)
 
     def _offer(self, message: Answer, found: Container[int]) -> None:
         """Offers from the answer to the last request, but for those that were told ahead."""

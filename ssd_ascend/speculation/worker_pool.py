@@ -13,8 +13,9 @@ import torch
 
 from ssd_ascend.core.batch import Awaited
 from ssd_ascend.core.sequence import Sequence
+from ssd_ascend.core.speculation import VerificationOutcome
 from ssd_ascend.core.stats import SpeculationStats
-from ssd_ascend.speculation.offers import Asked, Offer, Step
+from ssd_ascend.speculation.offers import Asked, LookedUp, Offer, Step
 from ssd_ascend.speculation.worker_client import WorkerClient
 from ssd_ascend.speculation.workers import WorkerLink
 from ssd_ascend.transport.messages import Attach, Update
@@ -103,12 +104,24 @@ class WorkerPool:
         for client, own in self._shared_out(attaches):
             client.expect(own)
 
-    def look_up(self, steps: Rows[Step]) -> bool:
+    def look_up(self, steps: Rows[Step]) -> LookedUp:
         """See `WorkerClient.look_up`; each worker is asked for its own sequences."""
-        settled = [
-            client.look_up([step for step in steps if step.outcome.seq_id in client.attached]) for client in self._ready
-        ]
-        return all(settled)
+        found = LookedUp(steps, {}, set())
+        for client in self._ready:
+            own = client.look_up([step for step in steps if step.outcome.seq_id in client.attached])
+            found.drafts.update(own.drafts)
+            found.declined.update(own.declined)
+        return found
+
+    def note(self, looked: LookedUp) -> None:
+        """See `WorkerClient.note`."""
+        for client in self._ready:
+            client.note(looked.of(client.attached))
+
+    def foretold(self, seq_id: int) -> VerificationOutcome | None:
+        """See `WorkerClient.foretold`."""
+        outcomes = (client.foretold(seq_id) for client in self._ready)
+        return next((outcome for outcome in outcomes if outcome is not None), None)
 
     @property
     def has_slack(self) -> bool:
@@ -142,11 +155,6 @@ class WorkerPool:
             if (offer := client.take(seq)) is not None:
                 return offer
         return None
-
-    def offered(self, seq_id: int, num_tokens: int) -> Offer | None:
-        """See `WorkerClient.offered`."""
-        offers = (client.offered(seq_id, num_tokens) for client in self._clients)
-        return next((offer for offer in offers if offer is not None), None)
 
     def release(self, seq_ids: Iterable[int]) -> None:
         """See `WorkerClient.release`."""

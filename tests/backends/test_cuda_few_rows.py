@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,10 @@ def draw() -> Draw:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 16, 17, 32])
-@pytest.mark.parametrize(("columns", "depth"), [(64, 256), (200, 96), (8, 8), (576, 1536), (28672, 512), (50, 14336)])
+@pytest.mark.parametrize(
+    ("columns", "depth"),
+    [(64, 256), (200, 96), (8, 8), (576, 1536), (4096, 1024), (4500, 520), (28672, 512), (50, 14336)],
+)
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 def test_bits_are_those_of_the_common_kernel(
     few_rows: FewRows, draw: Draw, rows: int, columns: int, depth: int, gated: bool
@@ -95,5 +99,28 @@ def test_where_it_does_not_run_one_line_says_so(
     with caplog.at_level(logging.INFO):
         assert few_rows_on(torch.device("cuda", 0), overlap=True) is None
     assert [record.message for record in caplog.records] == [
-        "the kernel for few rows is not used: no such call in this version"
+        f"{what} not used: no such call in this version"
+        for what in ("narrow tiles for few rows are", "the kernel for few rows is")
     ]
+
+
+def test_without_narrow_tiles_it_goes_on_with_wide_ones(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, draw: Draw
+) -> None:
+    own = kernel.few_rows
+
+    def refuse(*given: Any, narrow: bool, **options: Any) -> None:
+        if narrow:
+            raise TypeError("no such view in this version")
+        own(*given, narrow=narrow, **options)
+
+    monkeypatch.setattr(kernel, "few_rows", refuse)
+    with caplog.at_level(logging.INFO):
+        run = few_rows_on(torch.device("cuda", 0), overlap=True)
+    assert [record.message for record in caplog.records] == [
+        "narrow tiles for few rows are not used: no such view in this version"
+    ]
+    assert run is not None
+    x, weight = draw(5, 256), draw(96, 256)
+    got = linear(x, weight, None, overlap=True, bulk=True, few_rows=run)
+    assert torch.equal(got, linear(x, weight, None, overlap=True, bulk=True))

@@ -117,28 +117,32 @@ class CudaOps:
 
 def few_rows_on(device: torch.device, *, overlap: bool) -> FewRows | None:
     """The kernel for few rows on this GPU; None where it cannot be: its instructions are Hopper's. There it is tried
-    out, as its language is experimental: None, and a line, where it does not run or does not give `linear`'s bits."""
+    out, as its language is experimental: without narrow tiles, or None, and a line, where it does not run or does not
+    give `linear`'s bits."""
     if torch.cuda.get_device_capability(device)[0] != _HOPPER:
         return None
-    try:
-        from ssd_ascend.backends.cuda.kernels.few_rows import few_rows
+    for narrow, what in ((True, "narrow tiles for few rows are"), (False, "the kernel for few rows is")):
+        try:
+            from ssd_ascend.backends.cuda.kernels.few_rows import few_rows
 
-        run = partial(few_rows, processors=torch.cuda.get_device_properties(device).multi_processor_count)
-        if all(_same_bits(run, rows, device, overlap=overlap) for rows in (3, 20)):
-            return run
-        why = "it gives other bits"
-    except Exception as error:  # noqa: BLE001  whatever a compiler in the making raises
-        why = first_line(error)
-    _log.info("the kernel for few rows is not used: %s", why)
+            processors = torch.cuda.get_device_properties(device).multi_processor_count
+            run = partial(few_rows, processors=processors, narrow=narrow)
+            shapes = ((3, 200), (20, 200), (3, 64 * processors))
+            if all(_same_bits(run, *shape, device, overlap=overlap) for shape in shapes):
+                return run
+            why = "the bits are others"
+        except Exception as error:  # noqa: BLE001  whatever a compiler in the making raises
+            why = first_line(error)
+        _log.info("%s not used: %s", what, why)
     return None
 
 
-def _same_bits(run: FewRows, rows: int, device: torch.device, *, overlap: bool) -> bool:
+def _same_bits(run: FewRows, rows: int, columns: int, device: torch.device, *, overlap: bool) -> bool:
     """Whether it agrees with `linear`."""
     draw = torch.Generator(device).manual_seed(0)
     x, weight, bias = (
         torch.randn(shape, generator=draw, device=device, dtype=torch.bfloat16)
-        for shape in ((rows, 2056), (200, 2056), (200,))
+        for shape in ((rows, 2056), (columns, 2056), (columns,))
     )
     expected = linear(x, weight, bias, overlap=overlap, bulk=True, gated=True)
     return torch.equal(linear(x, weight, bias, overlap=overlap, bulk=True, gated=True, few_rows=run), expected)

@@ -23,13 +23,13 @@ from ssd_ascend import trace
 from ssd_ascend.core.batch import Awaited
 from ssd_ascend.core.plan import DecodeRow
 from ssd_ascend.core.sequence import Sequence
-from ssd_ascend.core.speculation import Source, Speculation, Verification
+from ssd_ascend.core.speculation import Source, Speculation, Verification, VerificationOutcome
 from ssd_ascend.core.stats import SpeculationStats
 from ssd_ascend.runtime.pack import to_device
 from ssd_ascend.speculation.base import FeatureReader, NextRow, Speculator
 from ssd_ascend.speculation.draft_sampler import widen
 from ssd_ascend.speculation.news import Going, attach_of, that_fit, who_go_on
-from ssd_ascend.speculation.offers import Asked, Offer
+from ssd_ascend.speculation.offers import Asked, LookedUp, Offer
 from ssd_ascend.speculation.recent import Recent
 from ssd_ascend.speculation.remote_link import connect_all
 from ssd_ascend.speculation.setup import TargetSide
@@ -75,6 +75,14 @@ class _QueuedRow(NamedTuple):
         return (self.num_tokens, self.num_drafts) == (seq.num_tokens, num_drafts)
 
 
+class _Following(NamedTuple):
+    """Who goes on after a step; what is known of them; and the next step's rows, None where some are not known."""
+
+    going: list[Going]
+    looked: LookedUp
+    rows: list[NextRow] | None
+
+
 class _Place(NamedTuple):
     """Positions [start, end) of the sequence with this block table."""
 
@@ -109,7 +117,7 @@ class SsdSpeculator:
         self._device = device
         self._to_host = to_host
         self._beside = beside
-        self._is_apart = is_apart
+        self.is_apart = is_apart
         self._later: Callable[[], None] | None = None
         """The post that waits until the device is at work."""
         self._began_s: float | None = None
@@ -196,7 +204,7 @@ class SsdSpeculator:
         """Have the worker read the prompts too, and foresee the first token; drafts follow that at once then.
 
         Only where it needs no features, and of greedy sequences: what is drawn is not told ahead."""
-        if not self._is_apart or self.wants_features or not self._worker.is_ready():
+        if not self.is_apart or self.wants_features or not self._worker.is_ready():
             return
         news = [
             seq
@@ -222,20 +230,42 @@ class SsdSpeculator:
         self._post_what_waits()  # a step that came without a forward
         if not self._worker.is_ready():
             return
-        everybody = who_go_on(sequences, verification, self._worker.attached)
-        going = that_fit([one for one in everybody if one.seq.sampling.speculation], self._token_bytes)
-        nobody_waits = self._worker.look_up([one for one in going if one.known])
-        queued = nobody_waits and len(going) == len(everybody) and self._queue_next(going)
+        going, looked, rows = self._follow(sequences, verification)
+        queued = rows is not None and self._queue_next(rows)
+        self._worker.note(looked)
         attaches = [one.attach() for one in going if not one.known]
         updates = [one.update() for one in going if one.known]
         asked = {one.seq.id: one.asked for one in going}
         post = partial(self._post, attaches, updates, asked, self._places(going))
         if queued:
             post(self._beside or nullcontext)  # the device is at work: nothing waits for this
-        elif nobody_waits and self._beside is not None and (attaches or self._worker.has_slack):
+        elif looked.is_settled and self._beside is not None and (attaches or self._worker.has_slack):
             self._later = partial(post, self._beside)
         else:
             post(nullcontext)
+
+    def _follow(self, sequences: Rows[Sequence], verification: Verification) -> _Following:
+        """What follows from a verdict. Nothing comes of it yet."""
+        everybody = who_go_on(sequences, verification, self._worker.attached)
+        going = that_fit([one for one in everybody if one.seq.sampling.speculation], self._token_bytes)
+        looked = self._worker.look_up([one for one in going if one.known])
+        if not looked.is_settled or len(going) < len(everybody):
+            return _Following(going, looked, None)
+        rows = []
+        for seq, _, _, new_tokens, num_tokens, _ in going:
+            most = min(self._most, seq.max_total_tokens - num_tokens - 1)
+            drafts = looked.drafts.get(seq.id, [])[:most]
+            rows.append(NextRow(seq, new_tokens[-1], drafts, num_tokens + len(drafts)))
+        return _Following(going, looked, rows)
+
+    def foretold(self, sequences: Rows[Sequence]) -> list[VerificationOutcome]:
+        """See `ForetellingSpeculator`."""
+        outcomes = [self._worker.foretold(seq.id) for seq in sequences]
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    def next_rows(self, sequences: Rows[Sequence], verification: Verification) -> list[NextRow]:
+        """See `ForetellingSpeculator`."""
+        return self._follow(sequences, verification).rows or []
 
     @property
     def _token_bytes(self) -> int:
@@ -247,16 +277,10 @@ class SsdSpeculator:
         """See `LookingUpSpeculator`."""
         self._queue = queue
 
-    def _queue_next(self, going: Rows[Going]) -> bool:
+    def _queue_next(self, rows: Rows[NextRow]) -> bool:
         """Have the next step run, whose rows these are."""
         if self._queue is None:
             return False
-        rows = []
-        for one in going:
-            offer = self._worker.offered(one.seq.id, one.num_tokens)
-            most = min(self._most, one.seq.max_total_tokens - one.num_tokens - 1)
-            drafts = [] if offer is None or offer.law is not None else offer.tokens[:most]
-            rows.append(NextRow(one.seq, one.new_tokens[-1], drafts, one.num_tokens + len(drafts)))
         with trace.span("ahead"):
             if not self._queue(rows):
                 return False
