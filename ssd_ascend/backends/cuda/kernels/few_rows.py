@@ -50,8 +50,8 @@ def choose_tile(rows: int, columns: int, processors: int, *, narrow: bool) -> Ti
     """Measured (docs/performance.md): `stages` pieces in flight, each of `columns` x `depth` weights and of `rows` x
     `depth` of the input. 216 KB of shared memory: what a multiprocessor has in flight beats how many programs it holds.
 
-    A multiprocessor takes 64 bytes a clock, those of rows included that are not there. So the input's part is kept
-    small, and tiles are narrow, where that is possible, if wide ones left half of the multiprocessors without any.
+    Rows of a tile that are not there are brought as well, as zeros. Tiles are narrow, where that is possible, if wide
+    ones left half of the multiprocessors without any.
     """
     height = 8 if rows <= 8 else 16 if rows <= 16 else 32
     few = 2 * triton.cdiv(columns, _LEFT) <= processors
