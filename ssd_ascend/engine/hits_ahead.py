@@ -77,9 +77,9 @@ class HitsAhead:
         return True
 
     def practise(self, rows: Rows[NextRow]) -> None:
-        """Do what `queue` does before the device is given anything; see `practice.py`."""
+        """Do what `queue` does, but for the launch; see `practice.py`."""
         if self._ready is not None and self._ready.is_for(rows):
-            self._ready.inputs.write([_row(row) for row in rows])
+            self._ready.inputs.send([_row(row) for row in rows], aside=True)
 
     def _stage(self, rows: Rows[NextRow], packed: Rows[Row]) -> ForwardBatch | None:
         """Into the buffers of a graph, with nothing prepared."""

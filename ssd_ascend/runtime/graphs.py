@@ -27,7 +27,6 @@ from ssd_ascend.runtime.refusals import Refusals
 from ssd_ascend.runtime.static import (
     Reach,
     ReachedRows,
-    WrittenRows,
     row_fields,
     slots_between,
     static_batch,
@@ -100,7 +99,7 @@ class _Buffers:
         self._block_size = block_size
         wanted = {"wanted": Field((bucket.rows,))} if bucket.is_prompt else {}
         self._pack = Pack(row_fields(bucket.rows, bucket.tokens, max_len, block_size) | wanted, device)
-        self.reached = ReachedRows(bucket.rows, bucket.tokens)
+        self._reached = ReachedRows(bucket.rows, bucket.tokens)
         batch = static_batch(self._pack, bucket.mode, per_row=bucket.per_row, max_len=max_len)
         hidden = None if features is None else features.new_zeros(bucket.tokens, features.shape[-1])
         last = self._pack.device.get("wanted")
@@ -121,10 +120,17 @@ class _Buffers:
         write_tables(stage, tables)
         return stage
 
-    def send_claimed(self, mode: Mode, rows: WrittenRows) -> ForwardBatch:
-        """`fill`, where rows were written to the buffer that was claimed last."""
-        self._pack.send()
-        return self._filled(mode, rows.lengths, rows.ends)
+    def write_claimed(self, mode: Mode, stage: Stage, rows: Rows[Row], reaches: Rows[Reach]) -> ForwardBatch | None:
+        """`fill`, but for the sending, where `claim` gave the buffer; None where a row is beyond its reach."""
+        written = self._reached.write(stage, rows, reaches)
+        return None if written is None else self._filled(mode, *written)
+
+    def send_claimed(self, *, aside: bool) -> None:
+        """Send what was written; aside: to where nobody reads it, and once more when it counts."""
+        if aside:
+            self._pack.send_aside()
+        else:
+            self._pack.send()
 
     def _filled(self, mode: Mode, lengths: list[int], ends: list[int]) -> ForwardBatch:
         device = self.batch.attention
@@ -176,9 +182,14 @@ class Prepared(NamedTuple):
     stage: Stage
     reaches: list[Reach]
 
-    def write(self, rows: Rows[Row]) -> WrittenRows | None:
-        """Put rows there, over those that were put there before; None, where one does not lie where it was expected."""
-        return self.captured.buffers.reached.write(self.stage, rows, self.reaches)
+    def send(self, rows: Rows[Row], *, aside: bool = False) -> ForwardBatch | None:
+        """These rows, all of whose logits are wanted, as a batch; None where one does not lie where it was expected.
+        aside: only for practice; the device gets them to where nothing is read, and the real ones are still to come."""
+        buffers = self.captured.buffers
+        batch = buffers.write_claimed(Mode.VERIFY, self.stage, rows, self.reaches)
+        if batch is not None:
+            buffers.send_claimed(aside=aside)
+        return batch
 
 
 class StaticInputs(NamedTuple):
@@ -318,13 +329,10 @@ class GraphRunner:
         return Prepared(captured, captured.buffers.claim(tables), reaches)
 
     def stage_prepared(self, prepared: Prepared, rows: Rows[Row]) -> ForwardBatch | None:
-        """`stage` for those rows, of which all logits are wanted, when no other batch came between; None where one does
-        not lie where it was expected."""
-        written = prepared.write(rows)
-        if written is None:
-            return None
-        batch = prepared.captured.buffers.send_claimed(Mode.VERIFY, written)
-        self._staged = _Staged(batch, prepared.captured, sum(written.lengths), None)
+        """`stage` for those rows, when no other batch came between; None as `Prepared.send`."""
+        batch = prepared.send(rows)
+        if batch is not None:
+            self._staged = _Staged(batch, prepared.captured, sum(batch.attention.query_lens_host), None)
         return batch
 
     def captured(self, batch: ForwardBatch) -> Graph | None:

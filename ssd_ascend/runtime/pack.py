@@ -57,6 +57,7 @@ class Pack:
         shared = range(0 if device.type == "cpu" else _STAGES // _COVERED)
         self._sent = [torch.Event(device=device) for _ in shared]
         """Behind the copies of each `_COVERED` buffers that follow each other."""
+        self._aside: torch.Tensor | None = None
         self._turn = _STAGES - 1
         """The buffer that is sent next."""
         self.send()
@@ -76,6 +77,12 @@ class Pack:
         if self._sent and self._turn % _COVERED == _COVERED - 1:
             self._sent[self._turn // _COVERED].record()
         self._turn = (self._turn + 1) % _STAGES
+
+    def send_aside(self) -> None:
+        """Queue the same copy to where nobody looks; see `engine/practice.py`."""
+        if self._aside is None:
+            self._aside = torch.empty_like(self._buffer)
+        self._aside.copy_(self._stages[self._turn].buffer, non_blocking=True)
 
 
 def pinned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

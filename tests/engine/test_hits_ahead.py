@@ -12,9 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from ssd_ascend.core.batch import ForwardBatch
 from ssd_ascend.core.sampling import SamplingParams
 from ssd_ascend.engine.engine import Engine
 from ssd_ascend.engine.hits_ahead import HitsAhead
+from ssd_ascend.runtime.graphs import Prepared
+from ssd_ascend.runtime.inputs import Row
+from ssd_ascend.runtime.pack import Arriving
 from tests.engine.capturing import capture_everywhere, record_taken
 from tests.engine.harness import BLOCK, DEVICE, greedy, make_engine, prompts_of, speculation
 from tests.engine.lines import Late, through
@@ -38,12 +42,56 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     return record_taken(monkeypatch, HitsAhead, lambda plan, speculation: speculation.num_tokens)
 
 
+@pytest.fixture
+def walks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of each walk that was practised up to the launch: every verdict is waited for, at a worker elsewhere."""
+    found: list[int] = []
+    own = Prepared.send
+
+    def is_there(self: Arriving) -> bool:
+        self.looks = getattr(self, "looks", 0) + 1  # type: ignore[attr-defined]
+        return self.looks > 4
+
+    def send(self: Prepared, rows: Sequence[Row], *, aside: bool = False) -> ForwardBatch | None:
+        found.extend([len(rows)] if aside else [])
+        return own(self, rows, aside=aside)
+
+    monkeypatch.setattr(Arriving, "is_there", is_there)
+    monkeypatch.setattr(Prepared, "send", send)
+    monkeypatch.setattr("ssd_ascend.speculation.speculators.ssd.is_beside_the_target", lambda setup: False)
+    return found
+
+
 def engine_of(pair: Path, drafter: str, *, on_miss: str = "decline", **options: object) -> Engine:
     return make_engine(pair, speculation(pair, "ssd", drafter, lookahead=LOOKAHEAD, on_miss=on_miss), **options)
 
 
 def plainly(pair: Path, sampling: Sequence[SamplingParams], *, every: int = 50) -> dict[int, list[int]]:
     return answers(make_engine(pair, graphs=False), PROMPTS, sampling, every=every)
+
+
+@pytest.mark.parametrize("drafter", ["model", "eagle3"])
+def test_practice_changes_nothing(
+    pair: Path, taken: list[list[int]], walks: list[int], drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither tokens nor drafts nor counters, whoever ends or comes between a walk and the step itself."""
+    counts, sampling = [], [greedy(9 + 12 * i, ignore_eos=i % 2 == 0) for i in range(5)]
+    for practises in (True, False):
+        engine, drafts = engine_of(pair, drafter), len(taken)
+        engine._practice = engine._practice if practises else None
+        before = len(walks)
+        tokens = answers(engine, PROMPTS, sampling, every=7)
+        stats = engine.stats().speculation
+        counts.append((tokens, replace(stats, draft_idle_s=0.0, target_wait_s=0.0), taken[drafts:]))
+        assert (len(walks) > before + 10) is practises
+    assert counts[0] == counts[1]
+    assert counts[0][0] == plainly(pair, sampling, every=7)
+    assert max(walks) > 1
+
+
+def test_nothing_is_practised_beside_a_worker_of_the_same_process(pair: Path) -> None:
+    """It would wait for the interpreter."""
+    assert engine_of(pair, "model")._practice is None
 
 
 @drafters

@@ -41,8 +41,8 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
 def engine_of(pair: Path, drafter: str = "model", *, apart: bool = True, **options: Any) -> Engine:
     engine = make_engine(pair, speculation(pair, "ssd", drafter, fan_out=4), **options)
     assert isinstance(engine._speculator, SsdSpeculator)
-    assert not engine._speculator._is_apart, "it shares this very thread"
-    engine._speculator._is_apart = apart
+    assert not engine._speculator.is_apart, "it shares this very thread"
+    engine._speculator.is_apart = apart
     return engine
 
 
