@@ -63,7 +63,7 @@ class ModelOutput:
     H], or None when the architecture gives none. features: captured hidden states of all T tokens, [T, n*H], or None.
     greedy: None, or int64 [R, 2] from a captured step: the arg-max of each row of logits, -1 where it is no finite
     number, and the token fed there. All that a greedy step is judged by, ready for one copy to the host.
-    verdict: the same, where that copy is on its way already.
+    verdict: the same, where that copy is on its way already, as it is only where nobody wants to know more.
     """
 
     logits: torch.Tensor

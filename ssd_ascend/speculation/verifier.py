@@ -96,10 +96,10 @@ class Verifier:
         step found of them (`ModelOutput.greedy`), `verdict`: the same on its way to the host, or None.
         """
         layout = _Layout.of(len(sequences), speculation)
+        if verdict is not None:  # which is not sent for where somebody wants more
+            return self._found(sequences, layout, verdict.rows())
         if greedy is not None and all(seq.sampling.wants_only_arg_max for seq in sequences):
-            return self._found(
-                sequences, layout, self._to_host([greedy])[0].tolist() if verdict is None else verdict.rows()
-            )
+            return self._found(sequences, layout, self._to_host([greedy])[0].tolist())
         assert logits.shape[0] == layout.num_rows, f"{logits.shape[0]} logit rows for {layout.num_rows} sampled ones"
         if speculation.tokens is not None and speculation.tokens.device != logits.device:
             speculation = replace(speculation, tokens=to_device(speculation.tokens, logits.device))
