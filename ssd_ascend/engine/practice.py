@@ -12,6 +12,8 @@ import time
 from collections.abc import Sequence as Rows
 from typing import Final, Protocol, runtime_checkable
 
+import numpy as np
+
 from ssd_ascend.core.batch import ModelOutput
 from ssd_ascend.core.sequence import Sequence
 from ssd_ascend.core.speculation import Speculation, Verification, VerificationOutcome
@@ -69,10 +71,10 @@ class Practice:
 
 
 class _MadeUp:
-    """A verdict nobody waits for. An `Awaited`."""
+    """A verdict nobody waits for, which is read as others are. An `Awaited`."""
 
     def __init__(self, pairs: list[list[int]]) -> None:
-        self._pairs = pairs
+        self._array = np.array(pairs)
 
     def is_there(self) -> bool:
         """See `Awaited`."""
@@ -80,7 +82,8 @@ class _MadeUp:
 
     def rows(self) -> list[list[int]]:
         """See `Awaited`."""
-        return self._pairs
+        rows: list[list[int]] = self._array.tolist()
+        return rows
 
 
 def _pairs(speculation: Speculation, outcomes: Rows[VerificationOutcome]) -> list[list[int]]:
