@@ -99,7 +99,7 @@ class _Buffers:
         self._block_size = block_size
         wanted = {"wanted": Field((bucket.rows,))} if bucket.is_prompt else {}
         self._pack = Pack(row_fields(bucket.rows, bucket.tokens, max_len, block_size) | wanted, device)
-        self._reached = ReachedRows(bucket.rows, bucket.tokens)
+        self.reached = ReachedRows(bucket.rows, bucket.tokens)
         batch = static_batch(self._pack, bucket.mode, per_row=bucket.per_row, max_len=max_len)
         hidden = None if features is None else features.new_zeros(bucket.tokens, features.shape[-1])
         last = self._pack.device.get("wanted")
@@ -114,19 +114,15 @@ class _Buffers:
         self._pack.send()
         return self._filled(mode, lengths, [row.start + length for row, length in zip(rows, lengths, strict=True)])
 
-    def claim(self, tables: Rows[Rows[int]]) -> Stage:
-        """The host buffer that the next batch will be sent from, with these block tables."""
+    def claim(self, mode: Mode, tables: Rows[Rows[int]]) -> tuple[Stage, ForwardBatch]:
+        """The host buffer that the next batch will be sent from, with these block tables; and that batch, whose host
+        lengths are to come."""
         stage = self._pack.next()
         write_tables(stage, tables)
-        return stage
-
-    def write_claimed(self, mode: Mode, stage: Stage, rows: Rows[Row], reaches: Rows[Reach]) -> ForwardBatch | None:
-        """`fill`, but for the sending, where `claim` gave the buffer; None where a row is beyond its reach."""
-        written = self._reached.write(stage, rows, reaches)
-        return None if written is None else self._filled(mode, *written)
+        return stage, self._filled(mode, [], [])
 
     def send_claimed(self, *, aside: bool) -> None:
-        """Send what was written; aside: to where nobody reads it, and once more when it counts."""
+        """Send what was written there; aside: to where nobody reads it, and once more when it counts."""
         if aside:
             self._pack.send_aside()
         else:
@@ -179,17 +175,18 @@ class Prepared(NamedTuple):
     """A captured verification that is to come: its buffer is claimed, block tables lie there, slots are counted."""
 
     captured: _Captured
-    stage: Stage
     reaches: list[Reach]
+    stage: Stage
+    batch: ForwardBatch
 
     def send(self, rows: Rows[Row], *, aside: bool = False) -> ForwardBatch | None:
         """These rows, all of whose logits are wanted, as a batch; None where one does not lie where it was expected.
         aside: only for practice; the device gets them to where nothing is read, and the real ones are still to come."""
-        buffers = self.captured.buffers
-        batch = buffers.write_claimed(Mode.VERIFY, self.stage, rows, self.reaches)
-        if batch is not None:
-            buffers.send_claimed(aside=aside)
-        return batch
+        buffers, lengths = self.captured.buffers, self.batch.attention
+        if not buffers.reached.write(self.stage, rows, self.reaches, lengths.query_lens_host, lengths.kv_lens_host):
+            return None
+        buffers.send_claimed(aside=aside)
+        return self.batch
 
 
 class StaticInputs(NamedTuple):
@@ -326,7 +323,7 @@ class GraphRunner:
             Reach(at, slots_between(table, at, min(at + span, size * len(table)), size))
             for table, at in zip(tables, starts, strict=True)
         ]
-        return Prepared(captured, captured.buffers.claim(tables), reaches)
+        return Prepared(captured, reaches, *captured.buffers.claim(Mode.VERIFY, tables))
 
     def stage_prepared(self, prepared: Prepared, rows: Rows[Row]) -> ForwardBatch | None:
         """`stage` for those rows, when no other batch came between; None as `Prepared.send`."""

@@ -110,13 +110,6 @@ class Reach(NamedTuple):
     slots: list[int]
 
 
-class WrittenRows(NamedTuple):
-    """The length of each row, and the tokens of its sequence by then."""
-
-    lengths: list[int]
-    ends: list[int]
-
-
 class ReachedRows:
     """Writes rows whose tables are written, and whose slots are known: all their numbers at once, which takes the host
     a few microseconds where an array each takes that time five times."""
@@ -126,10 +119,12 @@ class ReachedRows:
         self._rows, self._tokens = rows, tokens
         self._numbers = Struct(f"={3 * tokens}q{rows + 1}i{'' if rows % 2 else '4x'}{rows}i")
 
-    def write(self, stage: Stage, rows: Rows[Row], reaches: Rows[Reach]) -> WrittenRows | None:
-        """None, and nothing written, where a row goes beyond its reach."""
+    def write(self, stage: Stage, rows: Rows[Row], reaches: Rows[Reach], lengths: list[int], ends: list[int]) -> bool:
+        """False, and nothing written, where a row goes beyond its reach. What `lengths` and `ends` hold becomes the
+        length of each row, and how many tokens its sequence has by then."""
         ids, places, slots, first = list[int](), list[int](), list[int](), list[int]()
-        lengths, ends = list[int](), list[int]()
+        lengths.clear()
+        ends.clear()
         for (tokens, at, _, _), (low, reach) in zip(rows, reaches, strict=True):
             length = len(tokens)
             end = at + length
@@ -141,14 +136,14 @@ class ReachedRows:
             ends.append(end)
         total, count = len(ids), len(ends)
         if len(slots) < total:
-            return None
+            return False
         idle, empty = self._tokens - total, self._rows - count
         self._numbers.pack_into(
             stage.whole, 0,
             *ids, *repeat(0, idle), *places, *repeat(0, idle), *slots, *repeat(-1, idle),
             *first, *repeat(total, empty + 1), *ends, *repeat(0, empty),
         )  # fmt: skip
-        return WrittenRows(lengths, ends)
+        return True
 
 
 class _Numbers(NamedTuple):
