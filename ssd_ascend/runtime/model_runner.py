@@ -91,11 +91,11 @@ class ModelRunner:
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         """Run the batch; captured features are kept beside the KV entries of their tokens."""
+        if not torch.is_inference_mode_enabled():  # as the step loop is, where entering again would cost
+            with torch.inference_mode():
+                return self.forward(batch)
         output = self.graphs.replay(batch) if self.graphs is not None else None
-        if output is not None:
-            return output
-        with torch.inference_mode():
-            return self.run(batch)
+        return self.run(batch) if output is None else output
 
     def run(self, batch: ForwardBatch) -> ModelOutput:
         """The forward itself, launch by launch; what a graph captures. Call it in inference mode."""
