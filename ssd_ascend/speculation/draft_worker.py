@@ -317,6 +317,7 @@ class DraftWorker:
         if foreseen is not None:
             self._remember(foreseen.outcomes, foreseen.drafts, Carried(hidden=foreseen.hidden))
             return
+        self._beside_device()  # of what follows nothing is launched at once and waited for later
         started = time.perf_counter()
         glue = self._drafter.glue(seqs, sent, hidden)
         guesses = self._fan_out.choose(seqs, sent, glue)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,40 @@ def test_a_late_worker_answers_a_hit_once_its_device_is_at_work(
     answers = [message for message in iter(lambda: bench.line.recv(0.0), None) if isinstance(message, Answer)]
     assert [answer.number for answer in answers] == [2, 3]
     assert answers[-1].sources == [Source.HIT if foreseen else Source.DECLINED]
+
+
+@pytest.mark.parametrize("drafter", ["model", "eagle3"])
+def test_a_late_worker_that_drafts_step_by_step_answers_first(
+    pair: Path, monkeypatch: pytest.MonkeyPatch, drafter: str
+) -> None:
+    """Of its round nothing is launched at once: the answer would wait for all of it."""
+    engine = make_engine(pair, speculation(pair, "ssd", drafter), graphs=False)
+    worker, events = worker_of(engine), list[str]()
+    handle, send, glue = worker._handle, worker._send, PagedDrafter.glue
+
+    def handling(message: Any) -> None:
+        worker._is_late = True
+        events.append("request")
+        handle(message)
+
+    def sending(*given: Any) -> None:
+        events.append("answer")
+        send(*given)
+
+    def gluing(*given: Any) -> Any:
+        events.append("glue")
+        return glue(*given)
+
+    monkeypatch.setattr(worker, "_handle", handling)
+    monkeypatch.setattr(worker, "_send", sending)
+    monkeypatch.setattr(PagedDrafter, "glue", gluing)
+    prompts = prompts_of([9])
+    result = drive(engine, prompts, greedy(30))
+    engine.close()
+    assert result.tokens == run(pair, prompts, greedy(30)).tokens
+    assert result.stats.speculation.hits > 0
+    assert events.count("glue") > 5
+    assert all(then == "answer" for event, then in pairwise(events) if event == "request")
 
 
 def test_the_foreseen_outcome_is_a_hit_and_another_is_not() -> None:

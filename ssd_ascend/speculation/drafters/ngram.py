@@ -92,6 +92,7 @@ class NgramDrafter:
         meanwhile: Callable[[], None],
     ) -> Foresight:
         """`glue`, `choice` and `branch` without scores over the vocabulary, of which an n-gram knows a few tokens."""
+        meanwhile()  # no device works here
         outcomes: list[VerificationOutcome] = []
         found: list[list[int]] = []
         for seq, drafts in zip(seqs, sent, strict=True):
